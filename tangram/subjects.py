@@ -1,0 +1,95 @@
+"""Names and subjects: the only module that puts a subject together or takes one apart."""
+
+import re
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from tangram.errors import InvalidRequest
+from tangram.limits import NAME_LENGTH_MAX
+
+STREAM: Final = "TANGRAM"
+STREAM_DEAD: Final = "TANGRAM_DEAD"
+LEADER: Final = "tangram.decisions.leader"
+CLOCK: Final = "tangram.decisions.clock"
+
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,%d}" % NAME_LENGTH_MAX)
+
+
+def token(name: object, field: str = "name") -> str:
+    """Returns `name` if it may be part of a subject, else raises InvalidRequest.
+
+    Everything that reaches a subject, a path, a cgroup or a container name passes here, so no dot, wildcard, space or
+    slash can change what is addressed.
+    """
+    if not isinstance(name, str) or _TOKEN.fullmatch(name) is None:
+        raise InvalidRequest(field, f"must match [A-Za-z0-9_-]{{1,{NAME_LENGTH_MAX}}}", name)
+    return name
+
+
+@lru_cache(maxsize=65_536)
+def actions(key: str, task: str) -> str:
+    return f"tangram.actions.{token(key, 'key')}.{token(task, 'task')}"
+
+
+def cancels(task: str) -> str:
+    return f"tangram.cancels.{token(task, 'task')}"
+
+
+@lru_cache(maxsize=65_536)
+def executors(executor: str) -> str:
+    return f"tangram.executors.{token(executor, 'executor')}"
+
+
+@lru_cache(maxsize=65_536)
+def completions(task: str, client: str) -> str:
+    return f"tangram.completions.{token(task, 'task')}.{token(client, 'client')}"
+
+
+@lru_cache(maxsize=65_536)
+def decisions(key: str, executor: str) -> str:
+    return f"tangram.decisions.{token(key, 'key')}.{token(executor, 'executor')}"
+
+
+def results(task: str, client: str) -> str:
+    """Where the stream republishes the completions of one client; not stored under this name."""
+    return f"tangram.results.{token(task, 'task')}.{token(client, 'client')}"
+
+
+def ask(task: str, client: str) -> str:
+    return f"tangram.ask.{token(task, 'task')}.{token(client, 'client')}"
+
+
+def heartbeats(executor: str) -> str:
+    return f"tangram.heartbeats.{token(executor, 'executor')}"
+
+
+def output(task: str, client: str) -> str:
+    """Live output of one client's actions; not stored."""
+    return f"tangram.output.{token(task, 'task')}.{token(client, 'client')}"
+
+
+def dead(reason: str) -> str:
+    return f"tangram.dead.{token(reason, 'reason')}"
+
+
+class Address(NamedTuple):
+    """A stored subject taken apart. `role` is its second token; `first` and `second` are what follows, '' if absent."""
+
+    role: str
+    first: str
+    second: str
+
+
+@lru_cache(maxsize=65_536)
+def parse(subject: str) -> Address | None:
+    """Returns the parts of a subject of the log, or None if it is not one."""
+    parts = subject.split(".")
+    if parts[0] != "tangram" or not all(_TOKEN.fullmatch(part) for part in parts[1:]):
+        return None
+    match parts[1:]:
+        case ["actions" | "completions" | "decisions" as role, first, second]:
+            return Address(role, first, second)
+        case ["cancels" | "executors" | "decisions" as role, first]:
+            return Address(role, first, "")
+        case _:
+            return None
