@@ -39,7 +39,7 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkn
 # --- what a producer asks for ------------------------------------------------------------------------------------
 
 
-class Demand(Request, kw_only=True):
+class Demand(Request, frozen=True, kw_only=True):
     """How much of one resource an action takes: `low` exactly, or any amount from `low` to `high`, or one of `legal`.
 
     `high` 0 means `low`. `legal`, when given, is rising, and starts at `low` and ends at `high`.
@@ -50,7 +50,7 @@ class Demand(Request, kw_only=True):
     legal: Annotated[tuple[Amount, ...], Meta(max_length=limits.LEGAL_AMOUNTS_MAX)] = ()
 
 
-class Hint(Request, kw_only=True):
+class Hint(Request, frozen=True, kw_only=True):
     """What the user knows about the duration: Amdahl's law with `duration_us` on one unit, of which `parallel_ppm`
     millionths scale; or a table of durations by units, which replaces the law."""
 
@@ -59,7 +59,7 @@ class Hint(Request, kw_only=True):
     table_us: Annotated[dict[Number, Number], Meta(max_length=limits.LEGAL_AMOUNTS_MAX)] = {}
 
 
-class ActionSpec(Request, kw_only=True):
+class ActionSpec(Request, frozen=True, kw_only=True):
     """What the scheduler has to know about an action.
 
     cost: amounts by resource. "cpu" in millicores: whole cores, or a fixed fraction below one core; "memory" in MiB.
@@ -82,7 +82,7 @@ class ActionSpec(Request, kw_only=True):
     payload_blob: Annotated[str, Meta(max_length=128)] = ""
 
 
-class Payload(Request, tag=True, kw_only=True):
+class Payload(Request, tag=True, frozen=True, kw_only=True):
     """What the executor has to know. Its type must suit the action's kind."""
 
 
@@ -91,7 +91,7 @@ Argument = Annotated[str, Meta(max_length=limits.ARGUMENT_BYTES_MAX, pattern=r"^
 Variable = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}\Z")]
 
 
-class Run(Payload, kw_only=True):
+class Run(Payload, frozen=True, kw_only=True):
     """Kind "run" (or any name of the user's own): a program. Environment names LD_* are refused by the executor."""
 
     argv: Annotated[tuple[Argument, ...], Meta(min_length=1, max_length=4_096)]
@@ -101,7 +101,7 @@ class Run(Payload, kw_only=True):
     stream: bool = False
 
 
-class FileWrite(Payload, kw_only=True):
+class FileWrite(Payload, frozen=True, kw_only=True):
     """Kind "file.write": `path` is relative to the session's folder; missing parents are made."""
 
     path: Path
@@ -109,25 +109,25 @@ class FileWrite(Payload, kw_only=True):
     mode: Annotated[int, Meta(ge=0, le=0o777)] = 0o644
 
 
-class FileRead(Payload, kw_only=True):
+class FileRead(Payload, frozen=True, kw_only=True):
     """Kind "file.read": a regular file of at most `size_max` bytes."""
 
     path: Path
     size_max: Annotated[int, Meta(ge=0, le=limits.ITEM_BYTES_MAX)] = limits.ITEM_BYTES_MAX - 4_096
 
 
-class SessionOpen(Payload, kw_only=True):
+class SessionOpen(Payload, frozen=True, kw_only=True):
     """Kind "session.open": makes a sandbox that later actions name by this action's number."""
 
     image: Annotated[str, Meta(max_length=256, pattern=r"^[^\x00]*\Z")] = ""
     env: Annotated[dict[Variable, Argument], Meta(max_length=limits.ENVIRONMENT_COUNT_MAX)] = {}
 
 
-class SessionClose(Payload, kw_only=True):
+class SessionClose(Payload, frozen=True, kw_only=True):
     """Kind "session.close": ends the session named by `ActionSpec.session`."""
 
 
-class Noop(Payload, kw_only=True):
+class Noop(Payload, frozen=True, kw_only=True):
     """Kind "noop": takes the path of a real action through every part, but starts no program."""
 
 
@@ -137,7 +137,7 @@ AnyPayload = Run | FileWrite | FileRead | SessionOpen | SessionClose | Noop
 # --- producers' envelopes ----------------------------------------------------------------------------------------
 
 
-class ActionsSubmitted(Event, kw_only=True):
+class ActionsSubmitted(Event, frozen=True, kw_only=True):
     """One to many actions of one client. `ids`, `specs` and `payloads` run in parallel.
 
     done_below: no lower id will ever be sent (again). born: a sequence of the log learnt when the client connected.
@@ -152,7 +152,7 @@ class ActionsSubmitted(Event, kw_only=True):
     cancel_on_disconnect: bool = False
 
 
-class CancelsRequested(Event, kw_only=True):
+class CancelsRequested(Event, frozen=True, kw_only=True):
     client: Name
     born: Count = 0
     done_below: Count = 0
@@ -162,7 +162,7 @@ class CancelsRequested(Event, kw_only=True):
 # --- executors ---------------------------------------------------------------------------------------------------
 
 
-class ExecutorJoined(Event, kw_only=True):
+class ExecutorJoined(Event, frozen=True, kw_only=True):
     """A start of an executor process (an incarnation) offers its host's capacity.
 
     cores: ids by NUMA node. capacity: other resources of the host ("memory" in MiB). dead: incarnations on this host
@@ -184,7 +184,7 @@ class ExecutorJoined(Event, kw_only=True):
     features: list[str] = []
 
 
-class ExecutorChanged(Event, kw_only=True):
+class ExecutorChanged(Event, frozen=True, kw_only=True):
     """New facts about a live incarnation's host; None means unchanged."""
 
     incarnation: Name
@@ -195,7 +195,7 @@ class ExecutorChanged(Event, kw_only=True):
     dead: list[Name] = []
 
 
-class ExecutorDraining(Event, kw_only=True):
+class ExecutorDraining(Event, frozen=True, kw_only=True):
     incarnation: Name
     k: Number
 
@@ -221,14 +221,14 @@ class SessionEnded(Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: Text = ""
 
 
-class ActionsReturned(Event, kw_only=True):
+class ActionsReturned(Event, frozen=True, kw_only=True):
     incarnation: Name
     k: Number
     returned: list[Returned] = []
     ended: list[SessionEnded] = []
 
 
-class ExecutorLeft(Event, kw_only=True):
+class ExecutorLeft(Event, frozen=True, kw_only=True):
     """The last word of an incarnation: it runs nothing any more."""
 
     incarnation: Name
@@ -271,7 +271,7 @@ class Output(Struct, frozen=True, kw_only=True, omit_defaults=True):
     blob: str = ""
 
 
-class ActionsFinished(Event, kw_only=True):
+class ActionsFinished(Event, frozen=True, kw_only=True):
     """Outcomes for one client (the subject says whose). `ids`, `results` and `outputs` run in parallel; an output may be
     empty. Written by an executor (`incarnation`, `k`) or, as a ruling, by the leader (`epoch`)."""
 
@@ -376,7 +376,7 @@ class WindowNote(Struct, frozen=True, kw_only=True, omit_defaults=True):
     fallback: bool = False
 
 
-class DecisionsMade(Event, kw_only=True):
+class DecisionsMade(Event, frozen=True, kw_only=True):
     """Items for one incarnation, numbered per incarnation from 1. The first message of a window carries its `note`.
 
     through_seq: the last event the window considered; digest: of the state after that event.
@@ -392,7 +392,7 @@ class DecisionsMade(Event, kw_only=True):
     note: WindowNote | None = None
 
 
-class LeaderStarted(Event, kw_only=True):
+class LeaderStarted(Event, frozen=True, kw_only=True):
     """A scheduler leads from here on; the record's own sequence is its epoch. Everything the core is configured by stands
     here or in Settings."""
 
@@ -405,20 +405,20 @@ class LeaderStarted(Event, kw_only=True):
     checkpoint_seq: Count = 0
 
 
-class Ticked(Event, kw_only=True):
+class Ticked(Event, frozen=True, kw_only=True):
     """Log time goes on."""
 
     epoch: Count
 
 
-class ExecutorLost(Event, kw_only=True):
+class ExecutorLost(Event, frozen=True, kw_only=True):
     epoch: Count
     executor: Name
     incarnation: Name
     reason: Text = ""
 
 
-class Settings(Event, kw_only=True):
+class Settings(Event, frozen=True, kw_only=True):
     """Live changes: settings by name; admission closed or open."""
 
     epoch: Count
@@ -429,14 +429,14 @@ class Settings(Event, kw_only=True):
 # --- not stored --------------------------------------------------------------------------------------------------
 
 
-class Heartbeat(Event, kw_only=True):
+class Heartbeat(Event, frozen=True, kw_only=True):
     incarnation: Name
     number: Count
     probe: Count = 0
     running: Count = 0
 
 
-class Ask(Event, kw_only=True):
+class Ask(Event, frozen=True, kw_only=True):
     """A client asks for ids: from which sequence to read its completions, and its last PubAck's sequence, which whoever
     answers must have folded."""
 
@@ -445,7 +445,7 @@ class Ask(Event, kw_only=True):
     stored_seq: Count = 0
 
 
-class Answer(Event, kw_only=True):
+class Answer(Event, frozen=True, kw_only=True):
     """open, unseen: those of the asked ids that are. completions: (sequence, stored bytes) of the client's subject after
     `from_seq`, complete up to `through_seq`."""
 
@@ -456,7 +456,7 @@ class Answer(Event, kw_only=True):
     completions: list[tuple[int, bytes]] = []
 
 
-class OutputChunk(Event, kw_only=True):
+class OutputChunk(Event, frozen=True, kw_only=True):
     """Live output, best effort: the outcome carries the output that counts."""
 
     n: Count
@@ -470,7 +470,6 @@ _ENCODER: Final = msgspec.msgpack.Encoder(order="deterministic")
 encode = _ENCODER.encode
 """encode(message) -> bytes. Deterministic: equal messages give equal bytes."""
 
-ActionsMessage = ActionsSubmitted
 ExecutorMessage = ExecutorJoined | ExecutorChanged | ExecutorDraining | ActionsReturned | ExecutorLeft
 ClockMessage = Ticked | ExecutorLost | Settings
 LogMessage = ActionsSubmitted | CancelsRequested | ExecutorMessage | ActionsFinished | DecisionsMade | LeaderStarted | ClockMessage
@@ -512,26 +511,24 @@ def decode(subject: str, data: bytes) -> tuple[subjects.Address, LogMessage]:
     address = subjects.parse(subject)
     if address is None:
         raise Malformed("not a subject of the log")
+    message: LogMessage
+    parallel = True
     try:
         match address.role:
             case "actions":
-                message: LogMessage = _actions(data)
-                parallel = len(message.ids) == len(message.specs) == len(message.payloads)
+                message = submitted = _actions(data)
+                parallel = len(submitted.ids) == len(submitted.specs) == len(submitted.payloads)
             case "completions":
-                message = _completions(data)
-                parallel = len(message.ids) == len(message.results) == len(message.outputs)
+                message = finished = _completions(data)
+                parallel = len(finished.ids) == len(finished.results) == len(finished.outputs)
+            case "decisions" if address.second:
+                message = _decisions(data)
             case "decisions":
-                if address.second:
-                    message = _decisions(data)
-                elif address.first == "leader":
-                    message = _leader(data)
-                else:
-                    message = _clock(data)
-                parallel = True
+                message = _leader(data) if address.first == "leader" else _clock(data)
             case "executors":
-                message, parallel = _executors(data), True
+                message = _executors(data)
             case _:
-                message, parallel = _cancels(data), True
+                message = _cancels(data)
     except MALFORMED as error:
         # Only what the leader and executors write can come from a newer version; a producer must not stop every fold.
         trusted = address.role in ("decisions", "executors")

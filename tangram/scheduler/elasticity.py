@@ -1,0 +1,19 @@
+"""How long an action takes on m units, from what its user declared."""
+
+from tangram.messages import Hint
+
+
+def duration_us(hint: Hint | None, units: int, prior: Hint) -> int:
+    """Predicted run time in microseconds on `units` units.
+
+    Amdahl's law, serial + parallel/units, or the declared table (its entry at, or next below, `units`; else its lowest).
+    Without a hint, or where it names no duration, `prior` stands in.
+    """
+    if hint is None:
+        hint = prior
+    if hint.table_us:
+        known = [m for m in hint.table_us if m <= units]
+        return hint.table_us[max(known) if known else min(hint.table_us)]
+    one = hint.duration_us or prior.duration_us
+    parallel = one * hint.parallel_ppm // 1_000_000
+    return one - parallel + parallel // max(units, 1)

@@ -1,0 +1,198 @@
+"""`step(state, record)`: the one door through which the scheduler's state changes.
+
+It is total: a message that does not decode, or on which it would raise, is skipped by every fold in the same way and
+reported. Only a message type that a newer version wrote stops it (`NewerVersion`), because skipping that would make two
+folds differ.
+"""
+
+import hashlib
+from typing import NamedTuple
+
+from tangram import limits
+from tangram import messages as m
+from tangram.outcomes import Outcome
+from tangram.scheduler import fold_actions, fold_executors
+from tangram.scheduler.fold_actions import owe, owe_cancel
+from tangram.scheduler.state import ActionId, GrantKey, Phase, SessionPhase, State
+from tangram.subjects import Address
+
+
+class NewerVersion(Exception):
+    """The log holds a type of message that this version does not know: a newer one wrote it."""
+
+
+class Record(NamedTuple):
+    """A stored message as the core sees it. stamp_ns: the server's, in nanoseconds since the epoch."""
+
+    seq: int
+    stamp_ns: int
+    subject: str
+    data: bytes
+
+
+class Folded(NamedTuple):
+    """What `step` made of a record. `skipped` is why it changed nothing, '' if it was applied."""
+
+    address: Address | None
+    message: m.LogMessage | None
+    skipped: str = ""
+
+
+def step(state: State, record: Record) -> Folded:
+    """Applies one message. Raises NewerVersion, and ValueError if records do not come in rising order."""
+    if record.seq <= state.seq:
+        raise ValueError(f"record {record.seq} after {state.seq}")
+    state.seq = record.seq
+    state.story.clear()
+    _advance_time(state, record.stamp_ns)
+    skipped = ""
+    address: Address | None = None
+    message: m.LogMessage | None = None
+    try:
+        address, message = m.decode(record.subject, record.data)
+        _apply(state, address, message)
+    except m.Malformed as error:
+        if error.unknown_type:
+            raise NewerVersion(f"sequence {record.seq} on {record.subject}: {error}") from None
+        skipped = f"malformed: {error}"
+    except Exception as error:  # every fold meets the same record in the same state, and so skips it alike
+        skipped = _broken(error)
+    try:
+        _fire(state)
+    except Exception as error:
+        skipped = _broken(error)
+    if skipped:
+        state.skipped += 1
+        state.story.append("skipped")
+    hasher = hashlib.blake2b(state.digest, digest_size=8)
+    hasher.update(b"%d %d %d\n" % (record.seq, state.now_ns, len(state.actions)))
+    hasher.update("\n".join(state.story).encode("utf-8", "replace"))
+    state.digest = hasher.digest()
+    return Folded(address, message, skipped)
+
+
+def _broken(error: Exception) -> str:
+    """A bug of ours, told apart from bad bytes by its prefix."""
+    return f"broken: {type(error).__name__}: {error}"
+
+
+def _advance_time(state: State, stamp_ns: int) -> None:
+    if state.stamp_ns:
+        ahead = stamp_ns - state.stamp_ns
+        if ahead > 0:
+            state.now_ns += min(ahead, limits.LOG_TIME_STEP_NS_MAX)
+    state.stamp_ns = max(state.stamp_ns, stamp_ns)
+
+
+def _apply(state: State, address: Address, message: m.LogMessage) -> None:
+    match message:
+        case m.ActionsSubmitted():
+            fold_actions.submitted(state, address.first, address.second, message)
+        case m.DecisionsMade():
+            _decisions(state, message)
+        case m.ActionsFinished():
+            _finished(state, address, message)
+        case m.CancelsRequested():
+            fold_actions.cancel_requested(state, address.first, message)
+        case m.Ticked():
+            pass
+        case m.ExecutorLost():
+            _lost(state, message)
+        case m.LeaderStarted():
+            _leader(state, message)
+        case m.Settings():
+            if message.epoch == state.epoch:
+                state.settings.update(message.settings)
+                if message.admission_closed is not None:
+                    state.admission_closed = message.admission_closed
+        case _:
+            fold_executors.event(state, address.first, message)
+
+
+def _leader(state: State, message: m.LeaderStarted) -> None:
+    state.epoch = state.seq
+    state.settings = dict(message.settings)
+    state.story.append(f"leader {message.leader} {message.policy}")
+    if message.policy != state.policy:
+        state.policy = message.policy
+        ready = [action for queue in state.queues.values() for action in queue]
+        for action in ready:  # what an action is charged for may differ now
+            fold_actions.dequeue(state, action)
+            action.phase = Phase.WAITING
+            fold_actions.enqueue(state, action)
+
+
+def _decisions(state: State, message: m.DecisionsMade) -> None:
+    if message.epoch != state.epoch:
+        state.story.append(f"stale epoch {message.epoch}")
+        return
+    if message.note is not None:
+        state.window = message.window
+    holder = state.incarnations.get(message.incarnation)
+    if holder is None or not holder.live:
+        state.story.append(f"void {message.incarnation} {message.number}")
+        return
+    holder.next_number = message.number + 1
+    for item in message.items:
+        match item:
+            case m.Start():
+                fold_actions.started(state, holder, message.number, item)
+            case m.Cancel():
+                key = GrantKey(ActionId(item.task, item.client, item.n), item.attempt)
+                state.owed.cancels.pop((holder.id, key), None)
+            case m.EndSession():
+                state.owed.ends.pop((holder.id, ActionId(item.task, item.client, item.session)), None)
+            case m.Dismiss():
+                state.owed.dismissals.pop(holder.id, None)
+
+
+def _finished(state: State, address: Address, message: m.ActionsFinished) -> None:
+    holder = None
+    if message.incarnation:
+        holder = state.incarnations.get(message.incarnation)
+        if holder is not None:
+            if message.k <= holder.k:
+                state.story.append(f"stale {holder.id} {message.k}")
+                return
+            holder.k = message.k
+    elif message.epoch != state.epoch:
+        state.story.append(f"stale epoch {message.epoch}")
+        return
+    for n, raw in zip(message.ids, message.results, strict=True):
+        try:
+            result = m.decode_result(raw)
+        except m.MALFORMED:
+            state.story.append(f"malformed result {n}")
+            continue
+        fold_actions.completed(state, holder, ActionId(address.first, address.second, n), result)
+
+
+def _lost(state: State, message: m.ExecutorLost) -> None:
+    if message.epoch != state.epoch:
+        return
+    state.owed.losses.pop(message.incarnation, None)
+    holder = state.incarnations.get(message.incarnation)
+    if holder is not None and holder.executor == message.executor:
+        fold_executors.lose(state, holder, message.reason or "lost")
+
+
+def _fire(state: State) -> None:
+    for kind, key in state.timers.pop_due(state.now_ns):
+        match kind:
+            case "deadline":
+                action = state.actions[key]
+                owe(state, action, Outcome.EXPIRED)
+            case "backstop":
+                action = state.actions[key]
+                owe_cancel(state, action.incarnation, GrantKey(action.id, action.attempt))
+                owe(state, action, Outcome.LOST, detail="no answer within its time-out and grace")
+            case "idle":
+                session = state.sessions[key]
+                session.phase = SessionPhase.ENDING
+                state.owed.ends[(session.incarnation, session.id)] = "idle"
+                state.story.append(f"idle {session.id}")
+            case "client":
+                client = state.clients[key]
+                if not client.open:
+                    del state.clients[key]
+                    state.client_horizon_seq = state.seq

@@ -1,0 +1,227 @@
+"""What the scheduler knows: a fold over the log. Nothing here reads a clock or does I/O; only `fold` changes it."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple
+
+from tangram import messages as m
+from tangram.scheduler.cores import CorePool
+from tangram.scheduler.ready import Order, ReadyQueue
+from tangram.scheduler.timers import Timers
+
+BEHAVIOUR = 1
+"""Version of what `step` and `plan` decide. It rises when the same log would be decided otherwise."""
+
+
+class ActionId(NamedTuple):
+    task: str
+    client: str
+    n: int
+
+    def __str__(self) -> str:
+        return f"{self.task}/{self.client}/{self.n}"
+
+
+class GrantKey(NamedTuple):
+    """One attempt of one action."""
+
+    action: ActionId
+    attempt: int
+
+
+class HostKey(NamedTuple):
+    name: str
+    machine_id: str
+
+
+class QueueKey(NamedTuple):
+    """Actions that need the same resources on the same host (None: any) wait in one queue, and its head speaks for all."""
+
+    key: str
+    host: HostKey | None
+    resources: tuple[str, ...]
+
+
+class Phase(IntEnum):
+    """Where an open action is. The pairs that may follow each other stand in `fold_actions.TRANSITIONS`."""
+
+    NEW = 0
+    WAITING = 1
+    """Behind other actions of its session."""
+    READY = 2
+    """In a queue; a pass may decide it."""
+    DECIDED = 3
+    """An incarnation has it."""
+    OWED = 4
+    """It will not be decided any more; the leader owes its outcome."""
+    GONE = 5
+
+
+@dataclass(slots=True, eq=False)
+class Grant:
+    """What one attempt holds on a host until its executor answers."""
+
+    key: GrantKey
+    incarnation: str
+    host: HostKey
+    amounts: dict[str, int]
+    cores: tuple[int, ...]
+    number: int
+    opens: bool = False
+    """It is for a session.open."""
+    holds_session: bool = False
+    """It is a sandbox's reservation, given back when the sandbox is gone."""
+    session: "Session | None" = None
+    """The session the attempt runs in; no other action of it starts before this one's units are back."""
+
+
+@dataclass(slots=True, eq=False)
+class Action:
+    id: ActionId
+    order: Order
+    key: str
+    spec: m.ActionSpec
+    payload_bytes: int
+    submitted_ns: int
+    """Log time."""
+    phase: Phase = Phase.NEW
+    attempt: int = 1
+    refusals: int = 0
+    cancelled: bool = False
+    """Its producer has asked for its end; it must not be decided again."""
+    session: "Session | None" = None
+    opens: "Session | None" = None
+    queue: QueueKey | None = None
+    incarnation: str = ""
+    """Who has it, while DECIDED."""
+    avoid: tuple[HostKey, ...] = ()
+    """Hosts that lost an attempt."""
+
+
+class SessionPhase(IntEnum):
+    OPENING = 0
+    OPEN = 1
+    ENDING = 2
+    """The leader has asked, or owes asking, its executor to end it."""
+    ENDED = 3
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """A sandbox. It belongs to the incarnation that made it and takes one action at a time."""
+
+    id: ActionId
+    """Of the action that opens it."""
+    idle_ttl_ns: int
+    phase: SessionPhase = SessionPhase.OPENING
+    incarnation: str = ""
+    host: HostKey | None = None
+    cores: tuple[int, ...] = ()
+    """Reserved for its whole life by a static policy."""
+    grant: GrantKey | None = None
+    current: ActionId | None = None
+    """The action that is READY or DECIDED, or whose units are not back yet."""
+    waiting: "deque[Action]" = field(default_factory=deque)
+
+
+@dataclass(slots=True, eq=False)
+class Incarnation:
+    """One start of one executor."""
+
+    id: str
+    executor: str
+    key: str
+    host: HostKey
+    nodes: tuple[int, ...]
+    capacity: dict[str, int]
+    joined_seq: int
+    k: int = 1
+    next_number: int = 1
+    live: bool = True
+    draining: bool = False
+    grants: dict[GrantKey, Grant] = field(default_factory=dict)
+    sessions: dict[ActionId, Session] = field(default_factory=dict)
+    cores_mask: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Host:
+    key: HostKey
+    boot_id: str
+    pool: CorePool
+    capacity: dict[str, int] = field(default_factory=dict)
+    """Of resources other than cpu; cpu is `pool`."""
+    used: dict[str, int] = field(default_factory=dict)
+    live: list[Incarnation] = field(default_factory=list)
+    """Live incarnations, in the order they joined."""
+    sessions: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Client:
+    """Which ids of a client were seen: all below `contiguous`, and those in `sparse`."""
+
+    done_below: int = 0
+    contiguous: int = 0
+    sparse: set[int] = field(default_factory=set)
+    cancelled_early: set[int] = field(default_factory=set)
+    """Cancels that came before their action."""
+    open: int = 0
+
+
+@dataclass(slots=True)
+class Owed:
+    """What the leader has to write, until it is seen in the log. Each is a dict for its order and O(1) removal."""
+
+    rulings: dict[ActionId, m.Result] = field(default_factory=dict)
+    cancels: dict[tuple[str, GrantKey], None] = field(default_factory=dict)
+    ends: dict[tuple[str, ActionId], str] = field(default_factory=dict)
+    dismissals: dict[str, str] = field(default_factory=dict)
+    losses: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """incarnation -> (executor, reason): tells a process that is still there that it was replaced."""
+
+    def __bool__(self) -> bool:
+        return bool(self.rulings or self.cancels or self.ends or self.dismissals or self.losses)
+
+
+@dataclass(slots=True)
+class State:
+    seq: int = 0
+    """Of the last folded message."""
+    stamp_ns: int = 0
+    """The highest server stamp so far."""
+    now_ns: int = 0
+    """Log time: the sum of the steps of the stamp, each clamped to 0..2 s."""
+    epoch: int = 0
+    """The sequence of the last LeaderStarted; 0 before the first."""
+    policy: str = "tangram"
+    settings: dict[str, int] = field(default_factory=dict)
+    window: int = 0
+    digest: bytes = bytes(8)
+    admission_closed: bool = False
+
+    actions: dict[ActionId, Action] = field(default_factory=dict)
+    clients: dict[tuple[str, str], Client] = field(default_factory=dict)
+    client_horizon_seq: int = 0
+    """Clients that connected before this may have been forgotten."""
+    sessions: dict[ActionId, Session] = field(default_factory=dict)
+    executors: dict[str, str] = field(default_factory=dict)
+    """executor -> its current incarnation."""
+    incarnations: dict[str, Incarnation] = field(default_factory=dict)
+    """Live ones, and lost ones whose units are still held."""
+    past: dict[str, None] = field(default_factory=dict)
+    """Incarnations that will never be current again; the last 10,000."""
+    hosts: dict[HostKey, Host] = field(default_factory=dict)
+    queues: dict[QueueKey, ReadyQueue[Action]] = field(default_factory=dict)
+    timers: Timers = field(default_factory=Timers)
+    owed: Owed = field(default_factory=Owed)
+
+    finished: int = 0
+    skipped: int = 0
+    story: list[str] = field(default_factory=list)
+    """What the last step did, in short lines; part of the digest."""
+
+    @property
+    def wants_ticks(self) -> bool:
+        return bool(self.actions or self.sessions or self.owed)
