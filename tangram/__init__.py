@@ -1,0 +1,62 @@
+"""Tangram: external resources for agentic reinforcement learning, allocated per action.
+
+    async with tangram.Client("nats://127.0.0.1:4222", task="coding") as client:
+        result = await client.run("python -m unittest -q", units=(1, 8))
+
+Names are loaded when they are first used, so that the pure parts of the package can be imported without the broker's.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from tangram.errors import (
+    BrokerError,
+    BrokerTimeout,
+    BrokerUnavailable,
+    ClientClosed,
+    ConfigError,
+    InvalidRequest,
+    SessionError,
+    TangramError,
+)
+from tangram.outcomes import Outcome
+from tangram.version import __version__
+
+if TYPE_CHECKING:
+    from tangram.producers.blocking import BlockingClient, BlockingSession
+    from tangram.producers.client import Client
+    from tangram.producers.result import Result
+    from tangram.producers.session import Session
+
+__all__ = [
+    "BlockingClient",
+    "BlockingSession",
+    "BrokerError",
+    "BrokerTimeout",
+    "BrokerUnavailable",
+    "Client",
+    "ClientClosed",
+    "ConfigError",
+    "InvalidRequest",
+    "Outcome",
+    "Result",
+    "Session",
+    "SessionError",
+    "TangramError",
+    "__version__",
+]
+
+_LAZY = {
+    "BlockingClient": "tangram.producers.blocking",
+    "BlockingSession": "tangram.producers.blocking",
+    "Client": "tangram.producers.client",
+    "Result": "tangram.producers.result",
+    "Session": "tangram.producers.session",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        from importlib import import_module
+
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'tangram' has no attribute {name!r}")

@@ -1,7 +1,8 @@
-"""The exceptions a user of the package can meet. What an action's program did is never an exception: it is an Outcome."""
+"""The exceptions of the package. What an action's program did is never one of them: that is an Outcome."""
+
 
 class TangramError(Exception):
-    """Base of the errors below."""
+    """Base of everything that the package raises on purpose."""
 
 
 class InvalidRequest(TangramError, ValueError):
@@ -29,3 +30,63 @@ class SessionError(TangramError):
 
 class ClientClosed(TangramError):
     """The client was closed while the action was open; the action itself goes on and can be read by its id."""
+
+
+# --- the broker ---------------------------------------------------------------------------------------------------
+
+
+class BrokerError(TangramError):
+    """Base of what can go wrong between us and the broker."""
+
+
+class BrokerUnavailable(BrokerError):
+    """Nobody to talk to: cannot connect, not connected now, closed, or no responder. What was asked did not happen."""
+
+
+class BrokerTimeout(BrokerError):
+    """No answer in time, or the connection was lost while waiting: what was asked may or may not have happened."""
+
+
+class MessageTooLarge(BrokerError):
+    """Payload and headers together exceed what the server or the stream takes; nothing was stored."""
+
+
+class ApiError(BrokerError):
+    """The JetStream API refused a request. `code` is the server's err_code, `description` its words."""
+
+    def __init__(self, code: int, description: str, *, status: int = 0) -> None:
+        self.code, self.description, self.status = code, description, status
+        super().__init__(f"{description} ({code})")
+
+
+class PublishRefused(BrokerError):
+    """The stream did not store the message. `code` is the server's err_code, `description` its words."""
+
+    def __init__(self, code: int, description: str) -> None:
+        self.code, self.description = code, description
+        super().__init__(f"{description} ({code})")
+
+
+class NotLeader(PublishRefused):
+    """Somebody stored a newer leader record (err_code 10071): stop writing as the leader."""
+
+
+class Busy(PublishRefused):
+    """Not now: the store is full (10077), another conditional write is in process (10164), or JetStream is not ready
+    (503: no stream listens, no meta leader). Send the same bytes again later."""
+
+
+class LogGap(BrokerError):
+    """Messages that a reader was to read are no longer in the stream. `first` to `last` are their sequences."""
+
+    def __init__(self, stream: str, first: int, last: int) -> None:
+        self.stream, self.first, self.last = stream, first, last
+        super().__init__(f"{stream}: messages {first} to {last} are no longer stored")
+
+
+class LogTruncated(BrokerError):
+    """The stream ends before a message that a reader has already seen: the broker lost what it had acknowledged."""
+
+    def __init__(self, stream: str, last: int, expected: int) -> None:
+        self.stream, self.last, self.expected = stream, last, expected
+        super().__init__(f"{stream} ends at {last}, but {expected - 1} had been seen")

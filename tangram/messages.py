@@ -426,6 +426,15 @@ class Settings(Event, frozen=True, kw_only=True):
     admission_closed: bool | None = None
 
 
+class DeadLetter(Event, frozen=True, kw_only=True):
+    """What could not be decoded, or on which the core would have raised, with where it stood in the log."""
+
+    origin_seq: Count
+    subject: str
+    reason: Text
+    data: bytes
+
+
 # --- not stored --------------------------------------------------------------------------------------------------
 
 

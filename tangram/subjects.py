@@ -50,6 +50,16 @@ def decisions(key: str, executor: str) -> str:
     return f"tangram.decisions.{token(key, 'key')}.{token(executor, 'executor')}"
 
 
+def decisions_of(executor: str) -> str:
+    """Filter for all decisions for one executor, whatever their key resource."""
+    return f"tangram.decisions.*.{token(executor, 'executor')}"
+
+
+def consumer(incarnation: str) -> str:
+    """The durable consumer through which one incarnation reads its decisions."""
+    return f"executor-{token(incarnation, 'incarnation')}"
+
+
 def results(task: str, client: str) -> str:
     """Where the stream republishes the completions of one client; not stored under this name."""
     return f"tangram.results.{token(task, 'task')}.{token(client, 'client')}"

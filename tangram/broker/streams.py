@@ -1,0 +1,178 @@
+"""Bringing a server's streams to what is declared: what differs, what that would cost, and doing it.
+
+Never deletes a stream: what the server cannot change in place (storage, retention, deny_* once set) is an error that says
+how to do it by hand, forced or not.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from tangram.broker.connection import Broker
+from tangram.broker.declared import StreamDeclaration, load_declared
+from tangram.broker.errors import ApiError, BrokerError
+
+_STREAM_NOT_FOUND = 10059
+_NO_STORAGE = 10047
+_UNCHANGEABLE: Final = frozenset({"storage", "retention"})
+_IRREVERSIBLE: Final = frozenset({"deny_delete", "deny_purge"})
+_UNLIMITED: Final = {"max_bytes": -1, "max_msgs": -1, "max_msgs_per_subject": -1, "max_age": 0}
+"""Limits whose lowering deletes messages, and the value that means none."""
+_ABSENT: Final[dict[str, object]] = {"republish": None, "description": "", "max_age": 0}
+"""What the server leaves out when it is the default; anything else absent is False."""
+
+
+class Difference(NamedTuple):
+    """`field` is "" when the whole stream is missing. `destructive`: applying it may lose messages or durability, or refuse
+    what is accepted now. `in_place`: the server can change it."""
+
+    stream: str
+    field: str
+    declared: object
+    actual: object
+    destructive: bool
+    in_place: bool = True
+
+    def __str__(self) -> str:
+        if not self.field:
+            return f"{self.stream}: missing"
+        note = "" if self.in_place else " (cannot be changed in place)"
+        warning = " (destructive)" if self.destructive else ""
+        return f"{self.stream}: {self.field} {self.actual!r} -> {self.declared!r}{warning}{note}"
+
+
+class DestructiveChange(BrokerError):
+    """Applying would lose messages or durability. `differences` are those in the way; nothing was changed."""
+
+    def __init__(self, differences: list[Difference], advice: str) -> None:
+        self.differences = differences
+        super().__init__("; ".join(map(str, differences)) + f". {advice}")
+
+
+async def diff(
+    broker: Broker,
+    *,
+    declared: Sequence[StreamDeclaration] | None = None,
+    replicas: int | None = None,
+    max_bytes: Mapping[str, int] | None = None,
+) -> list[Difference]:
+    """What applying would change, by stream and field. `replicas` and `max_bytes` (bytes by stream) override the files.
+
+    Raises DeclarationError, ApiError, BrokerUnavailable, BrokerTimeout.
+    """
+    found: list[Difference] = []
+    for config in _wanted(declared, replicas, max_bytes):
+        found += _differences(config, await _info(broker, config["name"]))
+    return found
+
+
+async def apply(
+    broker: Broker,
+    *,
+    force: bool = False,
+    declared: Sequence[StreamDeclaration] | None = None,
+    replicas: int | None = None,
+    max_bytes: Mapping[str, int] | None = None,
+) -> list[str]:
+    """Makes what is missing, changes what differs; returns a line per stream. Applying twice says "unchanged".
+
+    Looks at everything first: raises DestructiveChange, with nothing changed, for destructive differences unless `force`,
+    and also with `force` for those that the server cannot change in place. Raises as `diff` otherwise.
+    """
+    plan: list[tuple[dict[str, Any], dict[str, Any] | None, list[Difference]]] = []
+    for config in _wanted(declared, replicas, max_bytes):
+        info = await _info(broker, config["name"])
+        plan.append((config, info, _differences(config, info)))
+    everything = [difference for _, _, differences in plan for difference in differences]
+    impossible = [difference for difference in everything if not difference.in_place]
+    if impossible:
+        raise DestructiveChange(
+            impossible,
+            "The server cannot change this in place. Export the stream, delete it by hand, apply, and import"
+            " (tangram streams export, import); nothing is deleted for you",
+        )
+    destructive = [difference for difference in everything if difference.destructive]
+    if destructive and not force:
+        raise DestructiveChange(destructive, "Use --force if you mean it")
+    return [await _do(broker, config, info, differences) for config, info, differences in plan]
+
+
+async def _do(broker: Broker, config: dict[str, Any], info: dict[str, Any] | None, differences: list[Difference]) -> str:
+    name = config["name"]
+    if not differences:
+        return f"{name}: unchanged"
+    try:
+        if info is None:
+            await broker.api(f"STREAM.CREATE.{name}", {key: value for key, value in config.items() if value is not None})
+            return f"{name}: created"
+        updated = {**info["config"], **config}
+        await broker.api(f"STREAM.UPDATE.{name}", {key: value for key, value in updated.items() if value is not None})
+    except ApiError as error:
+        if error.code == _NO_STORAGE:
+            wanted = f"{config['max_bytes'] >> 20} MiB"
+            raise ApiError(error.code, f"{name}: the server has no {wanted} to give; declare a smaller max_bytes") from error
+        raise
+    return f"{name}: changed " + ", ".join(difference.field for difference in differences)
+
+
+def _wanted(
+    declared: Sequence[StreamDeclaration] | None, replicas: int | None, max_bytes: Mapping[str, int] | None
+) -> list[dict[str, Any]]:
+    configs = [declaration.config() for declaration in (load_declared() if declared is None else declared)]
+    unknown = set(max_bytes or ()) - {str(config["name"]) for config in configs}
+    if unknown:
+        raise BrokerError(f"max_bytes given for streams that are not declared: {', '.join(sorted(unknown))}")
+    for config in configs:
+        if replicas is not None:
+            config["num_replicas"] = replicas
+        if max_bytes is not None and config["name"] in max_bytes:
+            config["max_bytes"] = max_bytes[str(config["name"])]
+    return configs
+
+
+async def _info(broker: Broker, name: str) -> dict[str, Any] | None:
+    try:
+        return await broker.api(f"STREAM.INFO.{name}")
+    except ApiError as error:
+        if error.code == _STREAM_NOT_FOUND:
+            return None
+        raise
+
+
+def _differences(config: dict[str, Any], info: dict[str, Any] | None) -> list[Difference]:
+    name = config["name"]
+    if info is None:
+        return [Difference(name, "", config, None, destructive=False)]
+    found = []
+    for field, declared in config.items():
+        actual = _actual(info["config"], field)
+        if field == "subjects":
+            if sorted(declared) != sorted(actual):
+                found.append(Difference(name, field, declared, actual, destructive=bool(set(actual) - set(declared))))
+        elif declared != actual:
+            in_place = field not in _UNCHANGEABLE and not (field in _IRREVERSIBLE and actual)
+            destructive = not in_place or _is_destructive(field, declared, actual, info["state"])
+            found.append(Difference(name, field, declared, actual, destructive, in_place))
+    return found
+
+
+def _actual(config: dict[str, Any], field: str) -> Any:
+    if field == "republish" and config.get("republish"):
+        return {"src": config["republish"].get("src", ""), "dest": config["republish"]["dest"]}
+    return config.get(field, _ABSENT.get(field, False))
+
+
+def _is_destructive(field: str, declared: Any, actual: Any, state: dict[str, Any]) -> bool:
+    if field == "max_bytes":  # lowering it above what is in use deletes nothing
+        return bool(declared != -1 and declared < state["bytes"])
+    if field == "max_msgs":
+        return bool(declared != -1 and declared < state["messages"])
+    if field in _UNLIMITED:
+        none = _UNLIMITED[field]
+        return bool(declared != none and (actual == none or declared < actual))
+    if field == "num_replicas":
+        return bool(declared < actual)
+    if field == "republish":
+        return actual is not None  # somebody may be subscribed there
+    if field == "max_msg_size":
+        return bool(declared != -1 and (actual == -1 or declared < actual))
+    return bool(field == "discard" and declared == "old")

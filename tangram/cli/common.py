@@ -1,0 +1,38 @@
+"""Options that several commands share."""
+
+import argparse
+
+from tangram.errors import ConfigError
+
+
+def add_nats(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--nats", metavar="URL", help="the broker (default: $TANGRAM_NATS, then what `tangram up` has left for this user)"
+    )
+
+
+def add_verbose(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--verbose", action="store_true", help="say what is going on")
+
+
+def settings(pairs: list[str]) -> dict[str, int]:
+    """NAME=INTEGER pairs; raises ConfigError for an unknown name or a bad value."""
+    from tangram.scheduler.policies import SETTINGS
+
+    found: dict[str, int] = {}
+    for pair in pairs:
+        name, _, value = pair.partition("=")
+        if name not in SETTINGS:
+            raise ConfigError(f"--set {pair}: must be one of {', '.join(SETTINGS)}")
+        try:
+            found[name] = int(value)
+        except ValueError:
+            raise ConfigError(f"--set {pair}: must be NAME=INTEGER") from None
+    return found
+
+
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value

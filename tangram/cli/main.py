@@ -1,0 +1,47 @@
+"""`tangram COMMAND`: the parser, and the one place where exceptions become exit codes.
+
+Exit codes: 0 done, 1 the job failed, 2 usage or configuration, 3 the broker or a back end cannot be reached.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from tangram.errors import BrokerError, ConfigError, InvalidRequest, TangramError
+from tangram.version import __version__
+
+DONE: Final = 0
+FAILED: Final = 1
+USAGE: Final = 2
+UNREACHABLE: Final = 3
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="tangram", description="External resources for agentic RL, allocated per action.")
+    top.add_argument("--version", action="version", version=f"tangram {__version__}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    # Imported here, so that `tangram --version` and the roles do not load what they do not use.
+    from tangram.cli import bench, demo, executor, run, scheduler, status, streams, up
+
+    for module in (demo, up, run, status, streams, scheduler, executor, bench):
+        module.add_to(commands)
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = parser().parse_args(arguments)
+    try:
+        code: int = given.handler(given)
+        return code
+    except (ConfigError, InvalidRequest) as error:
+        print(f"tangram: {error}", file=sys.stderr)
+        return USAGE
+    except BrokerError as error:
+        print(f"tangram: {error}", file=sys.stderr)
+        return UNREACHABLE
+    except TangramError as error:
+        print(f"tangram: {error}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        return 130

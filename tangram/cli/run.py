@@ -1,0 +1,126 @@
+"""`tangram run -- CMD`: one action from the shell, its output streamed.
+
+Exits as `timeout` and `docker run` do: the program's own code; 124 timed_out; 137 out_of_memory; 125 any other outcome.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from tangram import roles
+from tangram.cli import common
+from tangram.errors import ConfigError
+from tangram.outcomes import Outcome
+
+if TYPE_CHECKING:
+    from tangram.producers.result import Result
+
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_EXIT_OF = {Outcome.TIMED_OUT: 124, Outcome.OUT_OF_MEMORY: 137}
+
+
+def add_to(commands: "Commands") -> None:
+    command = commands.add_parser("run", help="run one action")
+    common.add_nats(command)
+    command.add_argument("--task", default="shell")
+    command.add_argument("--units", default="1", metavar="N|A-B", help="cores: a number, a fraction, a range or a list 1,2,4")
+    command.add_argument("--memory", metavar="SIZE", help='such as "2GiB" (default: no limit)')
+    command.add_argument("--timeout", type=float, default=300.0, metavar="S", help="of its run time")
+    command.add_argument("--deadline", type=float, default=3600.0, metavar="S", help="to wait for its start")
+    command.add_argument("--json", action="store_true", help="print one JSON object instead of its output")
+    command.add_argument("argv", nargs="+", metavar="CMD", help="the program and its arguments, after --")
+    command.set_defaults(handler=handle)
+
+
+def handle(given: argparse.Namespace) -> int:
+    return roles.run_loop(_run(given))
+
+
+def parse_units(text: str) -> "int | float | tuple[int, int] | set[int]":
+    """Raises ConfigError."""
+    try:
+        if "," in text:
+            return {int(part) for part in text.split(",")}
+        if "-" in text:
+            low, _, high = text.partition("-")
+            return int(low), int(high)
+        return float(text) if "." in text else int(text)
+    except ValueError:
+        raise ConfigError(f"--units {text}: must be a number, a fraction, a range such as 1-8, or a list such as 1,2,4") from None
+
+
+async def _run(given: argparse.Namespace) -> int:
+    from tangram.producers.client import Client
+
+    printed = {"stdout": 0, "stderr": 0}
+
+    def show(stream: str, data: bytes) -> None:
+        out = sys.stdout.buffer if stream == "stdout" else sys.stderr.buffer
+        out.write(data)
+        out.flush()
+        printed[stream] += len(data)
+
+    units = parse_units(given.units)
+    async with Client(given.nats, task=given.task) as client:
+        running = asyncio.current_task()
+        assert running is not None
+        roles.on_signals(running.cancel, running.cancel)
+        try:
+            result = await client.run(
+                given.argv,
+                units=units,
+                memory=given.memory,
+                timeout=given.timeout,
+                deadline=given.deadline,
+                on_output=None if given.json else show,
+            )
+        except asyncio.CancelledError:
+            return 130  # leaving the block sends the action's cancel
+    if given.json:
+        print(json.dumps(as_json(result)))
+    else:
+        _show_rest(result, printed, show)
+        if result.outcome not in (Outcome.OK, Outcome.FAILED):
+            print(f"tangram: {result}", file=sys.stderr)
+    return exit_code(result)
+
+
+def _show_rest(result: "Result", printed: dict[str, int], show: "object") -> None:
+    """Live output is best effort; the result has what counts."""
+    for stream, kept, total in (
+        ("stdout", result.stdout, result.stdout_bytes),
+        ("stderr", result.stderr, result.stderr_bytes),
+    ):
+        if printed[stream] < total and printed[stream] <= len(kept):
+            show(stream, kept[printed[stream] :])  # type: ignore[operator]
+
+
+def exit_code(result: "Result") -> int:
+    if result.outcome in (Outcome.OK, Outcome.FAILED) and result.exit_code is not None:
+        return result.exit_code if result.exit_code >= 0 else 128 - result.exit_code
+    return _EXIT_OF.get(result.outcome, 125)
+
+
+def as_json(result: "Result") -> dict[str, object]:
+    return {
+        "id": result.id,
+        "outcome": result.outcome.value,
+        "reason": result.reason,
+        "detail": result.detail,
+        "exit_code": result.exit_code,
+        "stdout": result.stdout.decode("utf-8", "backslashreplace"),
+        "stderr": result.stderr.decode("utf-8", "backslashreplace"),
+        "units": result.units,
+        "executor": result.executor,
+        "attempt": result.attempt,
+        "act_s": result.act_s,
+        "queued_s": result.queued_s,
+        "startup_s": result.startup_s,
+        "run_s": result.run_s,
+        "overhead_s": result.overhead_s,
+        "cpu_s": result.cpu_s,
+        "memory_peak_bytes": result.memory_peak_bytes,
+    }

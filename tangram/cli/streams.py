@@ -1,0 +1,95 @@
+"""`tangram streams apply|diff|show`."""
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from tangram import roles
+from tangram.cli import common
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def add_to(commands: "Commands") -> None:
+    command = commands.add_parser("streams", help="the declared streams against a server")
+    actions = command.add_subparsers(dest="action", required=True, metavar="ACTION")
+    for name, text in (
+        ("apply", "make the server's streams as declared; changes nothing if they are"),
+        ("diff", "say what apply would change; exit code 1 if anything"),
+        ("show", "say what is stored"),
+    ):
+        action = actions.add_parser(name, help=text)
+        common.add_nats(action)
+        if name == "apply":
+            action.add_argument("--force", action="store_true", help="also where it destroys something")
+            action.add_argument("--replicas", type=common.positive, default=None, metavar="N")
+        else:
+            action.add_argument("--json", action="store_true")
+        action.set_defaults(handler=handle)
+
+
+def handle(given: argparse.Namespace) -> int:
+    return roles.run_loop(_run(given))
+
+
+async def _run(given: argparse.Namespace) -> int:
+    from tangram.broker import Broker
+    from tangram.config import broker_url
+
+    broker = await Broker.connect(broker_url(given.nats), name="tangram streams")
+    try:
+        return await {"apply": _apply, "diff": _diff, "show": _show}[given.action](broker, given)
+    finally:
+        await broker.close()
+
+
+async def _apply(broker: Any, given: argparse.Namespace) -> int:
+    from tangram.broker import DestructiveChange, apply
+
+    try:
+        done = await apply(broker, force=given.force, replicas=given.replicas)
+    except DestructiveChange as error:
+        print(f"tangram: {error}", file=sys.stderr)
+        return 1
+    for line in done:
+        print(line)
+    return 0
+
+
+async def _diff(broker: Any, given: argparse.Namespace) -> int:
+    from tangram.broker import diff
+
+    differences = await diff(broker)
+    if given.json:
+        print(json.dumps([d._asdict() for d in differences], default=str))
+    else:
+        for d in differences:
+            print(f"{d.stream} {d.field}: {d.actual!r} -> {d.declared!r}{'  (destructive)' if d.destructive else ''}")
+        if not differences:
+            print("no differences")
+    return 1 if differences else 0
+
+
+async def _show(broker: Any, given: argparse.Namespace) -> int:
+    from tangram.broker import ApiError, load_declared, stream_state
+
+    found: dict[str, object] = {}
+    for declared in load_declared():
+        try:
+            state = await stream_state(broker, declared.name)
+            found[declared.name] = state._asdict()
+        except ApiError:
+            found[declared.name] = None
+    if given.json:
+        print(json.dumps(found))
+        return 0
+    print(f"{'stream':22} {'messages':>10} {'MiB':>8} {'first':>10} {'last':>10}")
+    for name, each in found.items():
+        if isinstance(each, dict):
+            mib = each["bytes"] / 1048576
+            print(f"{name:22} {each['messages']:>10} {mib:>8.1f} {each['first_seq']:>10} {each['last_seq']:>10}")
+        else:
+            print(f"{name:22} {'absent: tangram streams apply':>10}")
+    return 0

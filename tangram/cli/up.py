@@ -1,0 +1,73 @@
+"""`tangram up`: broker, scheduler and this machine's executors, in the foreground."""
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tangram import roles
+from tangram.cli import common
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def add_to(commands: "Commands") -> None:
+    from tangram.scheduler.policies import POLICIES
+
+    command = commands.add_parser("up", help="broker, scheduler and executors on this machine, in the foreground")
+    common.add_nats(command)
+    common.add_verbose(command)
+    command.add_argument("--data", type=Path, help="folder for all state (default: $TANGRAM_HOME or ~/.tangram)")
+    command.add_argument("--port", type=int, default=0, help="of the embedded broker (default: as last time, or any)")
+    command.add_argument("--policy", default="tangram", choices=list(POLICIES))
+    command.add_argument("--set", action="append", default=[], metavar="NAME=INTEGER")
+    command.add_argument("--executors", type=common.positive, default=1, metavar="N")
+    command.add_argument("--cores", type=common.positive, default=None, metavar="N", help="cores to offer (default: all)")
+    command.set_defaults(handler=handle)
+
+
+def handle(given: argparse.Namespace) -> int:
+    roles.set_up_logging(given.verbose)
+    return roles.run_loop(_run(given))
+
+
+async def _run(given: argparse.Namespace) -> int:
+    from tangram.config import home
+    from tangram.local import LocalStack
+
+    stack = LocalStack(
+        given.data or home(),
+        policy=given.policy,
+        settings=common.settings(given.set),
+        executors=given.executors,
+        port=given.port,
+        nats=given.nats,
+        cores=given.cores or 0,
+        verbose=given.verbose,
+    )
+    stop = asyncio.Event()
+    roles.on_signals(stop.set, stop.set)
+    starting = asyncio.create_task(stack.start())
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            return 130
+        await starting
+        where = f"nats://127.0.0.1:{stack.server.port}" if stack.server is not None else stack.url.rpartition("@")[2]
+        print(f"tangram is up: {len(stack.executors)} executor(s), policy {stack.policy}, broker {where}", file=sys.stderr)
+        print("try: tangram run -- echo hello", file=sys.stderr)
+        ended = asyncio.create_task(stack.wait_for_an_end())
+        await asyncio.wait({ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not stop.is_set():
+            print(f"tangram: {ended.result()}", file=sys.stderr)
+            return 1
+        ended.cancel()
+        return 0
+    finally:
+        stopping.cancel()
+        starting.cancel()
+        await asyncio.wait({starting})
+        await stack.stop()

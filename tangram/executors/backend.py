@@ -1,0 +1,107 @@
+"""What an executor asks of the thing that runs actions on its host.
+
+A back end owns sessions, programs and their limits; which action runs when, and on which cores, is decided elsewhere.
+What an action did is never an exception: it is an `Ended`. Times are integer nanoseconds, memory is in MiB or bytes as
+named.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
+
+from msgspec import Struct
+
+from tangram.messages import FileRead, FileWrite, Output, Run, SessionOpen
+from tangram.outcomes import Outcome
+
+
+class SessionKey(NamedTuple):
+    """A sandbox: `session` is the number of the action that opened it."""
+
+    task: str
+    client: str
+    session: int
+
+    def __str__(self) -> str:
+        return f"{self.task}/{self.client}/{self.session}"
+
+
+class ActionKey(NamedTuple):
+    task: str
+    client: str
+    n: int
+
+    def __str__(self) -> str:
+        return f"{self.task}/{self.client}/{self.n}"
+
+
+class Grant(Struct, frozen=True, kw_only=True):
+    """What an action may use: exactly these core ids; at most this much cpu time (1000 is one core); memory (0: no
+    limit). File actions have cores () and millicores 0."""
+
+    cores: tuple[int, ...] = ()
+    millicores: int = 0
+    memory_mib: int = 0
+
+
+class Ended(Struct, frozen=True, kw_only=True):
+    """How one attempt ended.
+
+    exit_code: of the program; -N if signal N ended it; None where there was no program. startup_ns: from the call of
+    `run` to the program's start; run_ns: from there to the end of its main process. session_lost: the session is gone.
+    unkillable: a process of the action is still alive after SIGKILL and the kill budget, so its units are in use.
+    """
+
+    outcome: Outcome
+    reason: str = ""
+    detail: str = ""
+    exit_code: int | None = None
+    output: Output = Output()
+    startup_ns: int = 0
+    run_ns: int = 0
+    cpu_ns: int = 0
+    memory_peak_bytes: int = 0
+    session_lost: bool = False
+    unkillable: bool = False
+
+
+OnOutput = Callable[[str, bytes], None]
+"""Called with "stdout" or "stderr" and a chunk of bytes, which may end in the middle of a character."""
+
+
+class Backend(Protocol):
+    """Runs actions. All methods belong to one event loop; none raises for what an action or its session did."""
+
+    name: str
+
+    async def open(self, key: SessionKey, payload: SessionOpen, grant: Grant) -> Ended:
+        """Makes a session; `grant.memory_mib` is held until it ends. ok, rejected or error."""
+
+    async def close(self, key: SessionKey) -> Ended:
+        """Ends a session, known or not: afterwards its processes, limits and files are gone. ok or error."""
+
+    async def run(
+        self,
+        key: ActionKey,
+        attempt: int,
+        session: SessionKey | None,
+        payload: Run,
+        grant: Grant,
+        *,
+        timeout_ms: int,
+        env: Mapping[str, str],
+        on_output: OnOutput | None,
+    ) -> Ended:
+        """Runs a program to the end of its main process. Cancelling the awaiting task ends the program too."""
+
+    async def write(self, session: SessionKey, payload: FileWrite) -> Ended:
+        """Puts a file into a session, whole or not at all."""
+
+    async def read(self, session: SessionKey, payload: FileRead) -> Ended:
+        """The content of a session's regular file, in `output.data`."""
+
+    def kill(self, key: ActionKey) -> None:
+        """Ends a run: the pending `run` returns `cancelled`. Works from the moment `run` was called, whether or not its
+        coroutine has begun; without a pending run it does nothing."""
+
+    async def stop(self) -> None:
+        """Kills and removes everything of this incarnation, in bounded time. Nothing can be run afterwards."""

@@ -1,0 +1,186 @@
+"""What an executor does with what it reads: pure, so that it can be tested against any order of anything.
+
+The shell feeds it stored messages and endings, and performs the instructions that come back. Messages to one incarnation
+are numbered from 1; what follows a hole is held until the hole is filled by redelivery, so neither redelivery nor
+reordering can start an action twice or overtake a cancel.
+"""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tangram import messages as m
+from tangram.executors.backend import ActionKey, SessionKey
+from tangram.outcomes import Outcome
+
+
+class Attempt(NamedTuple):
+    action: ActionKey
+    attempt: int
+
+
+# --- instructions ------------------------------------------------------------------------------------------------
+
+
+class Begin(NamedTuple):
+    """Start this attempt now, and call `ended` when it has ended."""
+
+    start: m.Start
+    attempt: Attempt
+
+
+class Kill(NamedTuple):
+    """End this attempt; its `ended` follows."""
+
+    attempt: Attempt
+
+
+class CloseSession(NamedTuple):
+    """Close a sandbox that nobody closes, then call `session_closed`."""
+
+    session: SessionKey
+
+
+class Finish(NamedTuple):
+    """Report an outcome."""
+
+    action: ActionKey
+    result: m.Result
+    output: m.Output | None
+
+
+class Return(NamedTuple):
+    """Give a start back: it was never begun."""
+
+    item: m.Returned
+
+
+class Report(NamedTuple):
+    """Say that a sandbox is gone."""
+
+    item: m.SessionEnded
+
+
+class Answer(NamedTuple):
+    """Answer a probe on the heartbeat subject."""
+
+    probe: int
+
+
+class Leave(NamedTuple):
+    """Nothing is held and nothing more will come."""
+
+    reason: str
+
+
+class Abandon(NamedTuple):
+    """This incarnation was lost: end everything at once, then join anew."""
+
+    reason: str
+
+
+Instruction = Begin | Kill | CloseSession | Finish | Return | Report | Answer | Leave | Abandon
+
+
+@dataclass(slots=True)
+class ExecutorCore:
+    """One incarnation. `running`: attempts that were begun and have not ended. `sessions`: sandboxes that exist."""
+
+    executor: str
+    incarnation: str
+    next_number: int = 1
+    epoch: int = 0
+    draining: bool = False
+    lost: bool = False
+    running: dict[Attempt, m.Start] = field(default_factory=dict)
+    sessions: dict[SessionKey, None] = field(default_factory=dict)
+    held: dict[int, m.DecisionsMade] = field(default_factory=dict)
+    """Messages behind a hole, by number."""
+    dropped: int = 0
+    """Messages for another incarnation, of an older leader, or seen before."""
+
+    def decisions(self, message: m.DecisionsMade) -> list[Instruction]:
+        if self.lost or message.incarnation != self.incarnation or message.epoch < self.epoch:
+            self.dropped += 1
+            return []
+        if message.number < self.next_number or message.number in self.held:
+            self.dropped += 1
+            return []
+        self.held[message.number] = message
+        instructions: list[Instruction] = []
+        while (following := self.held.pop(self.next_number, None)) is not None:
+            self.next_number += 1
+            self.epoch = max(self.epoch, following.epoch)
+            for item in following.items:
+                instructions += self._item(following.number, item)
+        return instructions
+
+    def clock(self, message: m.ClockMessage) -> list[Instruction]:
+        if isinstance(message, m.ExecutorLost) and message.incarnation == self.incarnation and not self.lost:
+            self.lost = True
+            self.held.clear()
+            return [Abandon(message.reason or "lost")]
+        return []
+
+    def _item(self, number: int, item: m.Item) -> list[Instruction]:
+        match item:
+            case m.Start():
+                return self._start(number, item)
+            case m.Cancel():
+                attempt = Attempt(ActionKey(item.task, item.client, item.n), item.attempt)
+                # Otherwise it has ended, and its answer is in the log or on its way there.
+                return [Kill(attempt)] if attempt in self.running else []
+            case m.EndSession():
+                session = SessionKey(item.task, item.client, item.session)
+                if session in self.sessions:
+                    return [CloseSession(session)]
+                return [Report(m.SessionEnded(task=item.task, client=item.client, session=item.session, reason="unknown"))]
+            case m.Probe():
+                return [Answer(item.number)]
+            case m.Dismiss():
+                return [Leave(item.reason)]
+            case _:
+                return []  # resize, interrupt, prefetch, evict: not for a back end of this kind
+
+    def _start(self, number: int, start: m.Start) -> list[Instruction]:
+        action = ActionKey(start.task, start.client, start.n)
+        attempt = Attempt(action, start.attempt)
+        if start.session:
+            if SessionKey(start.task, start.client, start.session) not in self.sessions:
+                return [self._finish(start, m.Result(
+                    nonce=start.nonce, attempt=start.attempt, outcome=Outcome.ENVIRONMENT_LOST, detail="no such session here"
+                ))]  # fmt: skip
+        elif self.draining:
+            return [Return(m.Returned(
+                task=start.task, client=start.client, n=start.n, attempt=start.attempt, number=number, reason="draining"
+            ))]  # fmt: skip
+        self.running[attempt] = start
+        return [Begin(start, attempt)]
+
+    def ended(
+        self, attempt: Attempt, result: m.Result, output: m.Output | None, *, session_lost: bool = False
+    ) -> list[Instruction]:
+        """An attempt that was begun has ended. Raises KeyError if it was not running."""
+        start = self.running.pop(attempt)
+        instructions: list[Instruction] = [self._finish(start, result, output)]
+        if start.kind == "session.open":
+            if result.outcome is Outcome.OK:
+                self.sessions[SessionKey(start.task, start.client, start.n)] = None
+        elif start.session:
+            session = SessionKey(start.task, start.client, start.session)
+            if start.kind == "session.close" and result.outcome is Outcome.OK:
+                self.sessions.pop(session, None)
+            elif session_lost:
+                self.sessions.pop(session, None)
+        return instructions
+
+    @staticmethod
+    def _finish(start: m.Start, result: m.Result, output: m.Output | None = None) -> Finish:
+        return Finish(ActionKey(start.task, start.client, start.n), result, output)
+
+    def session_closed(self, session: SessionKey, reason: str) -> list[Instruction]:
+        self.sessions.pop(session, None)
+        return [Report(m.SessionEnded(task=session.task, client=session.client, session=session.session, reason=reason))]
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.running and not self.sessions

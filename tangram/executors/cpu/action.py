@@ -1,0 +1,219 @@
+"""One attempt of a program, from its limits to its outcome, and what a session keeps between its programs."""
+
+import asyncio
+import errno
+import time
+from collections.abc import Mapping
+
+from msgspec import Struct, field
+
+from tangram import limits
+from tangram.executors.backend import ActionKey, Ended, Grant, OnOutput, SessionKey
+from tangram.executors.cpu import environment
+from tangram.executors.cpu.fence import Enclosure, Fence
+from tangram.executors.cpu.files import DISK_ERRORS
+from tangram.executors.cpu.folders import Folder
+from tangram.executors.cpu.output import Reader
+from tangram.executors.cpu.spawn import spawn
+from tangram.executors.cpu.supervise import Program, now_ns
+from tangram.messages import Output, Run
+from tangram.outcomes import ErrorReason, Outcome, RejectReason
+
+
+def failed(error: OSError) -> Ended:
+    """The host could not do what was asked: `error`, or `rejected` if the request itself was too large for it."""
+    detail = str(error)[: limits.DETAIL_LENGTH_MAX]
+    if error.errno == errno.E2BIG:
+        return Ended(outcome=Outcome.REJECTED, reason=RejectReason.INVALID, detail=f"argv, env: {detail}")
+    reason = ErrorReason.DISK if error.errno in DISK_ERRORS else ErrorReason.INTERNAL
+    return Ended(outcome=Outcome.ERROR, reason=reason, detail=detail)
+
+
+class SessionState(Struct, kw_only=True, eq=False):
+    """An open session. sinks: pipes that its background processes still hold. actions: those running in it now."""
+
+    key: SessionKey
+    folder: Folder
+    enclosure: Enclosure
+    env: Mapping[str, str]
+    closing: bool = False
+    actions: list["Action"] = field(default_factory=list)
+    sinks: list[Reader] = field(default_factory=list)
+    closed: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def enter(self, action: "Action") -> None:
+        self.actions.append(action)
+        self._idle.clear()
+
+    def leave(self, action: "Action") -> None:
+        self.actions.remove(action)
+        if self.actions:
+            return
+        self._idle.set()
+        if not self.closing:
+            self.enclosure.rest()
+
+    async def idle(self) -> None:
+        """Waits until no action runs in it; all of them must have been told to end."""
+        if self.actions:
+            await self._idle.wait()
+
+    def sink(self, reader: Reader) -> None:
+        """Keeps a pipe open, and empty, for a background process."""
+        if not reader.closed:
+            self.sinks.append(reader)
+            reader.sink(self.sinks.remove)
+
+    def close_sinks(self) -> None:
+        for reader in self.sinks:
+            reader.close()
+        self.sinks.clear()
+
+
+class Action:
+    """An attempt. `end` may be called at any time, also before `perform`."""
+
+    def __init__(
+        self,
+        incarnation: str,
+        key: ActionKey,
+        attempt: int,
+        payload: Run,
+        grant: Grant,
+        timeout_ms: int,
+        env: Mapping[str, str],
+        on_output: OnOutput | None,
+    ) -> None:
+        self.key = key
+        self.attempt = attempt
+        self.payload = payload
+        self.marks = [f"{environment.ACTION}={key}", f"{environment.ATTEMPT}={attempt}"]
+        self._incarnation = incarnation
+        self._called_ns = now_ns()
+        self._grant = grant
+        self._timeout_ms = timeout_ms
+        self._env = env
+        self._on_output = on_output
+        self._early: Outcome | None = None
+        self.fence: Fence | None = None
+        """Set while it may have processes."""
+        self._program: Program | None = None
+
+    def end(self, cause: Outcome) -> None:
+        """Asks for the end; without effect once the program has ended or another reason was given."""
+        if self._program is not None:
+            self._program.end(cause)
+        elif self._early is None:
+            self._early = cause
+
+    async def perform(self, folder: Folder, enclosure: Enclosure, session: SessionState | None) -> Ended:
+        """Runs the program in `folder` and `enclosure`. Raises OSError if it could not be started."""
+        if self._early is not None:
+            return self._not_begun(self._early)
+        enclosure.grant(self._grant)
+        fence = enclosure.fence(f"{self.key.n}.{self.attempt}", self.marks, self._grant.memory_mib)
+        try:
+            program = self._start(folder, fence, session)
+        except BaseException:
+            fence.remove()
+            raise
+        self.fence, self._program = fence, program
+        clean = False
+        try:
+            await program.ended
+            ended, clean = await self._finish(program, fence, session)
+            return ended
+        finally:
+            program.close()
+            for reader in (program.stdout, program.stderr):
+                if session is None or reader not in session.sinks:
+                    reader.close()
+            if clean:
+                fence.remove()
+                self.fence = None
+
+    def _not_begun(self, cause: Outcome) -> Ended:
+        return Ended(outcome=cause, detail="ended before it began", session_lost=cause is Outcome.ENVIRONMENT_LOST)
+
+    def _start(self, folder: Folder, fence: Fence, session: SessionState | None) -> Program:
+        env = environment.build(
+            self._incarnation,
+            self.key,
+            self.attempt,
+            None if session is None else session.key,
+            max(1, len(self._grant.cores)),
+            folder.home,
+            folder.tmp,
+            [*([] if session is None else [session.env]), self.payload.env, self._env],
+        )
+        child = spawn(
+            self.payload.argv, env, folder.home / self.payload.cwd, self.payload.stdin, fence.entries, fence.affinity
+        )
+        fence.started(child.pid)
+        return Program(child, self._timeout_ms, self._called_ns, self._on_output)
+
+    async def _finish(self, program: Program, fence: Fence, session: SessionState | None) -> tuple[Ended, bool]:
+        """After the main process ended or was asked to: kills or parks the rest, and says how it went, and whether
+        nothing of the action is left in its fence."""
+        end = time.monotonic() + limits.KILL_BUDGET_MS / 1000
+        if program.cause is not None:
+            # The gate may not have entered the groups yet, so its process is killed by its own number too.
+            program.signal()
+            fence.signal()
+            await program.wait_exit(end - time.monotonic())
+        program.drain()
+        usage = fence.usage()
+        outcome, detail = _outcome(program, usage.oom_kills)
+        clean = True
+        if outcome is not Outcome.OK or session is None or session.closing:
+            clean = await fence.clear(max(0.0, end - time.monotonic()))
+            program.drain()
+        elif not await fence.empty():
+            for reader in (program.stdout, program.stderr):
+                session.sink(reader)
+            if not await fence.park(1.0):
+                clean = await fence.clear(max(0.0, end - time.monotonic()))
+                detail = "what it left running did not stop forking and was killed"
+        unkillable = not clean or not program.exited
+        if unkillable:
+            detail = f"a process survives SIGKILL; {detail}".rstrip("; ")
+        return self._ended(program, fence, outcome, detail, unkillable=unkillable), clean
+
+    def _ended(self, program: Program, fence: Fence, outcome: Outcome, detail: str, *, unkillable: bool) -> Ended:
+        usage = fence.usage()
+        cpu_ns, peak = usage.cpu_ns or 0, usage.memory_peak_bytes or 0
+        if program.usage is not None:
+            cpu_ns = cpu_ns or round((program.usage.ru_utime + program.usage.ru_stime) * 1e9)
+            peak = peak or program.usage.ru_maxrss * 1024
+        return Ended(
+            outcome=outcome,
+            reason=ErrorReason.INTERNAL if outcome is Outcome.ERROR else "",
+            detail=detail[: limits.DETAIL_LENGTH_MAX],
+            exit_code=None if program.gate_error else program.exit_code,
+            output=Output(
+                stdout=program.stdout.kept.value(),
+                stderr=program.stderr.kept.value(),
+                stdout_bytes=program.stdout.kept.total,
+                stderr_bytes=program.stderr.kept.total,
+            ),
+            startup_ns=program.startup_ns,
+            run_ns=program.run_ns,
+            cpu_ns=cpu_ns,
+            memory_peak_bytes=peak,
+            session_lost=outcome is Outcome.ENVIRONMENT_LOST,
+            unkillable=unkillable,
+        )
+
+
+def _outcome(program: Program, oom_kills: int) -> tuple[Outcome, str]:
+    """The outcome and its detail."""
+    if program.cause is not None:
+        return program.cause, ""
+    if program.gate_error:
+        return Outcome.ERROR, f"could not be placed in its limits: {program.gate_error}"
+    detail = f"oom_kills={oom_kills}" if oom_kills else ""
+    if program.exit_code == 0:
+        return Outcome.OK, detail
+    # Only the kernel's counter tells a lack of memory from any other SIGKILL.
+    return (Outcome.OUT_OF_MEMORY if oom_kills else Outcome.FAILED), detail

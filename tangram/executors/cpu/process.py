@@ -1,0 +1,244 @@
+"""The `process` back end: programs straight on this host, for a laptop without Docker.
+
+There is NO isolation: a program can read and change whatever the executor's user can. What is exact is the grant
+(cores, cpu time, memory, where control groups can be written), the time-out, and that nothing is left behind.
+"""
+
+import asyncio
+import contextlib
+import errno
+from collections.abc import Coroutine, Mapping
+from pathlib import Path
+from typing import Any
+
+from tangram import limits
+from tangram.executors.backend import ActionKey, Ended, Grant, OnOutput, SessionKey
+from tangram.executors.cpu import environment, files, folders
+from tangram.executors.cpu.action import Action, SessionState, failed
+from tangram.executors.cpu.cgroups import GroupGrounds
+from tangram.executors.cpu.fence import Fence, Grounds
+from tangram.executors.cpu.folders import Folder
+from tangram.executors.cpu.hierarchies import Hierarchies, detect
+from tangram.executors.cpu.marks import MarkGrounds
+from tangram.executors.cpu.spawn import seal_descriptors
+from tangram.messages import FileRead, FileWrite, Run, SessionOpen
+from tangram.outcomes import ErrorReason, Outcome, RejectReason
+
+BUDGET_S = limits.KILL_BUDGET_MS / 1000
+WATCH_S = 0.5
+
+
+class ProcessBackend:
+    """See `tangram.executors.backend.Backend`.
+
+    Everything of this incarnation is in `folder` (root/<incarnation>) and in the control groups `paths`; `ledger` is
+    the file of process sessions that stands in for control groups where there are none. All three are to be recorded
+    before the first action (`presence.Claim.record`), so that a successor can clean up.
+
+    cgroups: None uses them where they can be written, True insists on them, False does without; or exactly the given
+    hierarchies. Raises OSError if the folder or the groups cannot be made.
+    """
+
+    name = "process"
+
+    def __init__(self, root: Path, incarnation: str, *, cgroups: bool | Hierarchies | None = None) -> None:
+        self.incarnation = incarnation
+        self.folder = Path(root).absolute() / incarnation
+        (self.folder / "sessions").mkdir(parents=True, exist_ok=True)
+        (self.folder / "single").mkdir(exist_ok=True)
+        seal_descriptors()
+        self.ledger = self.folder / "processes"
+        self.unkillable: set[ActionKey] = set()
+        """Actions that have ended but still have a process, so that their cores are in use."""
+        self._watches: list[asyncio.Task[None]] = []
+        self._grounds = self._make_grounds(cgroups)
+        self._sessions: dict[SessionKey, SessionState] = {}
+        self._actions: dict[ActionKey, Action] = {}
+        self._tasks: set[asyncio.Task[Ended]] = set()
+        self._stopped = False
+
+    def _make_grounds(self, cgroups: bool | Hierarchies | None) -> Grounds:
+        found = cgroups if isinstance(cgroups, Hierarchies) else None if cgroups is False else detect()
+        if found is not None:
+            with contextlib.suppress(*([] if cgroups else [OSError])):
+                return GroupGrounds(found, self.incarnation)
+        if cgroups:
+            raise OSError(errno.EPERM, "control groups cannot be written on this host")
+        return MarkGrounds(self.incarnation, self.ledger)
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The control groups of this incarnation; empty without control groups."""
+        return tuple(self._grounds.paths)
+
+    # --- sessions ------------------------------------------------------------------------------------------------
+
+    async def open(self, key: SessionKey, payload: SessionOpen, grant: Grant) -> Ended:
+        if why := environment.environment_objection(payload.env):
+            return Ended(outcome=Outcome.REJECTED, reason=RejectReason.INVALID, detail=why)
+        if self._stopped or key in self._sessions:
+            detail = "the executor is stopping" if self._stopped else "the session is open already"
+            return Ended(outcome=Outcome.ERROR, reason=ErrorReason.INTERNAL, detail=detail)
+        name = _name(key)
+        folder = Folder(self.folder / "sessions" / name)
+        try:
+            folder.make()
+            enclosure = self._grounds.session(name, [f"{environment.SESSION}={key}"], grant.memory_mib)
+        except OSError as error:
+            folders.remove(folder.path)
+            return failed(error)
+        self._sessions[key] = SessionState(key=key, folder=folder, enclosure=enclosure, env=payload.env)
+        detail = f"image {payload.image!r} is ignored: no isolation" if payload.image else ""
+        return Ended(outcome=Outcome.OK, detail=detail[: limits.DETAIL_LENGTH_MAX])
+
+    async def close(self, key: SessionKey) -> Ended:
+        session = self._sessions.get(key)
+        if session is None:
+            return Ended(outcome=Outcome.OK)
+        session.closing = True
+        for action in list(session.actions):
+            action.end(Outcome.ENVIRONMENT_LOST)
+        async with session.closed:
+            if self._sessions.get(key) is not session:
+                return Ended(outcome=Outcome.OK)
+            if not await session.enclosure.clear(BUDGET_S):
+                return Ended(
+                    outcome=Outcome.ERROR,
+                    reason=ErrorReason.INTERNAL,
+                    detail="processes of the session survive SIGKILL",
+                    unkillable=True,
+                )
+            await session.idle()
+            session.close_sinks()
+            session.enclosure.remove()
+            if not session.folder.remove_if_empty():
+                removed = await asyncio.to_thread(folders.remove, session.folder.path)
+                if not removed:
+                    return Ended(
+                        outcome=Outcome.ERROR, reason=ErrorReason.DISK, detail="the session's folder cannot be removed"
+                    )
+            del self._sessions[key]
+        return Ended(outcome=Outcome.OK)
+
+    def _live(self, key: SessionKey) -> SessionState | None:
+        session = self._sessions.get(key)
+        return session if session is not None and not session.closing and session.folder.home.is_dir() else None
+
+    async def write(self, session: SessionKey, payload: FileWrite) -> Ended:
+        if (state := self._live(session)) is None:
+            return _lost()
+        return await asyncio.to_thread(files.write, state.folder.home, payload)
+
+    async def read(self, session: SessionKey, payload: FileRead) -> Ended:
+        if (state := self._live(session)) is None:
+            return _lost()
+        return await asyncio.to_thread(files.read, state.folder.home, payload)
+
+    # --- programs ------------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        key: ActionKey,
+        attempt: int,
+        session: SessionKey | None,
+        payload: Run,
+        grant: Grant,
+        *,
+        timeout_ms: int,
+        env: Mapping[str, str],
+        on_output: OnOutput | None,
+    ) -> Coroutine[Any, Any, Ended]:
+        # Not a coroutine function: the action is known, and can be killed, before its coroutine has begun.
+        action = Action(self.incarnation, key, attempt, payload, grant, timeout_ms, env, on_output)
+        return self._run(action, session, known=self._actions.setdefault(key, action) is action)
+
+    async def _run(self, action: Action, key: SessionKey | None, *, known: bool) -> Ended:
+        if not known:
+            return Ended(outcome=Outcome.ERROR, reason=ErrorReason.INTERNAL, detail="the action is running already")
+        # A task of its own, so that whoever stops waiting does not stop the cleaning up.
+        task = asyncio.create_task(self._perform(action, key))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            action.end(Outcome.CANCELLED)
+            raise
+
+    async def _perform(self, action: Action, key: SessionKey | None) -> Ended:
+        try:
+            if self._stopped:
+                return Ended(outcome=Outcome.ERROR, reason=ErrorReason.INTERNAL, detail="the executor is stopping")
+            if why := environment.objection(action.payload):
+                return Ended(outcome=Outcome.REJECTED, reason=RejectReason.INVALID, detail=why)
+            try:
+                ended = await (self._perform_single(action) if key is None else self._perform_inside(action, key))
+            except OSError as error:
+                ended = failed(error)
+            if ended.unkillable and action.fence is not None:
+                self.unkillable.add(action.key)
+                self._watches.append(asyncio.create_task(self._watch(action.key, action.fence)))
+            return ended
+        finally:
+            del self._actions[action.key]
+
+    async def _perform_inside(self, action: Action, key: SessionKey) -> Ended:
+        state = self._live(key)
+        if state is None:
+            return _lost()
+        state.enter(action)
+        try:
+            ended = await action.perform(state.folder, state.enclosure, state)
+        finally:
+            state.leave(action)
+        if not state.folder.home.is_dir():
+            return _lost()
+        return ended
+
+    async def _perform_single(self, action: Action) -> Ended:
+        name = f"{_name(action.key)}.{action.attempt}"
+        folder = Folder(self.folder / "single" / name)
+        folder.make()
+        try:
+            enclosure = self._grounds.single(name, action.marks)
+            try:
+                return await action.perform(folder, enclosure, None)
+            finally:
+                enclosure.remove()
+        finally:
+            if not folder.remove_if_empty():
+                await asyncio.to_thread(folders.remove, folder.path)
+
+    async def _watch(self, key: ActionKey, fence: Fence) -> None:
+        """Waits for what SIGKILL could not end; its units are free again when it is gone."""
+        while not await fence.empty():
+            await asyncio.sleep(WATCH_S)
+        fence.remove()
+        self.unkillable.discard(key)
+
+    def kill(self, key: ActionKey) -> None:
+        if (action := self._actions.get(key)) is not None:
+            action.end(Outcome.CANCELLED)
+
+    async def stop(self) -> None:
+        self._stopped = True
+        for watch in self._watches:
+            watch.cancel()
+        for action in list(self._actions.values()):
+            action.end(Outcome.CANCELLED)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=2 * BUDGET_S)
+        if self._sessions:
+            await asyncio.wait([asyncio.create_task(self.close(key)) for key in self._sessions], timeout=2 * BUDGET_S)
+        if await self._grounds.clear(BUDGET_S):
+            await asyncio.to_thread(self._grounds.remove)
+            await asyncio.to_thread(folders.remove, self.folder)
+
+
+def _name(key: SessionKey | ActionKey) -> str:
+    """A file name: tokens have no dots, so it is unambiguous, and it ends in a number, unlike any control file's."""
+    return ".".join(str(part) for part in key)
+
+
+def _lost() -> Ended:
+    return Ended(outcome=Outcome.ENVIRONMENT_LOST, detail="the session does not exist here", session_lost=True)

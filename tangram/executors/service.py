@@ -1,0 +1,398 @@
+"""An executor as a process: reads its decisions, performs what the core says, reports. No decision is made in here."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from msgspec.structs import replace
+
+from tangram import limits, subjects
+from tangram import messages as m
+from tangram.broker import Broker, BrokerError, BrokerTimeout, Busy, Delivered, PullLoop
+from tangram.executors import core as c
+from tangram.executors.backend import Backend, Ended, Grant, SessionKey
+from tangram.executors.outbox import Outbox
+from tangram.executors.presence import Claim, DeadIncarnation, claim, find_dead, host_identity
+from tangram.outcomes import ErrorReason, Outcome, RejectReason
+from tangram.version import __version__
+
+log = logging.getLogger(__name__)
+
+JOIN_RETRY_S = 0.25
+SWEEP_S = 1.0
+LEAVE_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorConfig:
+    """name: unique among executors. host: name of the machine. cores: ids by NUMA node. capacity: of other resources
+    ("memory" in MiB). state: folder for locks and sandboxes. drain_s: how long a drain waits for what runs."""
+
+    name: str
+    host: str
+    state: Path
+    key: str = "cpu"
+    cores: tuple[tuple[int, ...], ...] = ()
+    capacity: Mapping[str, int] = field(default_factory=dict)
+    drain_s: float = 30.0
+
+
+class MakeBackend(Protocol):
+    """Makes the back end of one incarnation."""
+
+    def __call__(self, claim: Claim) -> Backend: ...
+
+
+class ExecutorService:
+    """Runs one incarnation after the other until it is stopped. One instance a process."""
+
+    def __init__(self, broker: Broker, config: ExecutorConfig, make_backend: MakeBackend) -> None:
+        self.broker, self.config, self._make_backend = broker, config, make_backend
+        self.joined = asyncio.Event()
+        """Set while an incarnation is in the log and reads its decisions."""
+        self.life: _Life | None = None
+        self._stop = asyncio.Event()
+        self._now = False
+
+    async def run(self) -> None:
+        """Raises ExecutorAlreadyRunning, or BrokerError when the connection is closed for good."""
+        while not self._stop.is_set():
+            life = self.life = _Life(self.broker, self.config, self._make_backend, self.joined)
+            await life.live(self._stop, lambda: self._now)
+
+    def stop(self, *, now: bool = False) -> None:
+        """Drains: takes nothing new, lets what runs end, up to `drain_s`; with `now`, ends what runs at once."""
+        self._now = self._now or now
+        self._stop.set()
+        if now and self.life is not None:
+            self.life.hurry.set()
+
+
+class _Life:
+    """One incarnation, from its join to its last word."""
+
+    def __init__(
+        self, broker: Broker, config: ExecutorConfig, make_backend: MakeBackend, joined: asyncio.Event
+    ) -> None:
+        self.broker, self.config, self._joined = broker, config, joined
+        self.claim = claim(config.state, config.host, config.name)
+        self.core = c.ExecutorCore(config.name, self.claim.incarnation)
+        self.backend = make_backend(self.claim)
+        self.hurry = asyncio.Event()
+        self._over = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._abandoned = ""
+        self._left = False
+        self._outbox: Outbox | None = None
+        self._tasks: dict[c.Attempt, asyncio.Task[None]] = {}
+        self._killed: set[c.Attempt] = set()
+        self._others: set[asyncio.Task[None]] = set()
+
+    # --- the course of it --------------------------------------------------------------------------------------
+
+    async def live(self, stop: asyncio.Event, now: Callable[[], bool]) -> None:
+        try:
+            dead = await self._find_dead()
+            await self._join(dead)
+        except BaseException:
+            await self.backend.stop()
+            self.claim.release()
+            raise
+        self._outbox = Outbox(self.broker, self.config.name, self.core.incarnation)
+        for each in dead:
+            each.forget()
+        reader = await PullLoop.start(self.broker, subjects.STREAM, subjects.consumer(self.core.incarnation))
+        self._joined.set()
+        log.info("%s joined as %s", self.config.name, self.core.incarnation)
+        helpers = [
+            asyncio.create_task(self._read(reader)),
+            asyncio.create_task(self._beat()),
+            asyncio.create_task(self._sweep()),
+        ]
+        stopping = asyncio.create_task(stop.wait())
+        ending = asyncio.create_task(self._over.wait())
+        try:
+            await asyncio.wait({stopping, ending, helpers[0]}, return_when=asyncio.FIRST_COMPLETED)
+            if helpers[0].done():
+                helpers[0].result()  # the connection is closed for good
+            if stop.is_set() and not self._over.is_set():
+                await self._drain(now())
+        finally:
+            self._joined.clear()
+            stopping.cancel()
+            ending.cancel()
+            await self._end(helpers, reader)
+
+    async def _join(self, dead: list[DeadIncarnation]) -> None:
+        """Stores the join, and only then returns. Stored twice it is the same join: the fold ignores the second."""
+        machine_id, boot_id = host_identity()
+        joined = m.ExecutorJoined(
+            incarnation=self.core.incarnation,
+            key=self.config.key,
+            host=self.config.host,
+            machine_id=machine_id,
+            boot_id=boot_id,
+            cores=[list(node) for node in self.config.cores],
+            capacity=dict(self.config.capacity),
+            dead=[each.incarnation for each in dead],
+            version=__version__,
+            features=[self.backend.name],
+        )
+        while True:
+            try:
+                await self.broker.publish(subjects.executors(self.config.name), m.encode(joined))
+                return
+            except (BrokerTimeout, Busy) as error:
+                log.warning("join of %s: %s", self.config.name, error)
+                await asyncio.sleep(JOIN_RETRY_S)
+
+    async def _drain(self, now: bool) -> None:
+        assert self._outbox is not None
+        self.core.draining = True
+        self._outbox.say(m.ExecutorDraining(incarnation=self.core.incarnation, k=1))
+        if now:
+            self.hurry.set()
+        waits = [asyncio.create_task(event.wait()) for event in (self._over, self.hurry)]
+        await asyncio.wait(waits, timeout=self.config.drain_s, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+
+    async def _end(self, helpers: list["asyncio.Task[None]"], reader: PullLoop) -> None:
+        """Ends what still runs, reports it, and says the last word, all in bounded time."""
+        for helper in helpers:
+            helper.cancel()
+        await asyncio.wait(helpers)
+        await reader.close()
+        for attempt, task in list(self._tasks.items()):
+            self._killed.add(attempt)
+            self.backend.kill(attempt.action)
+            if self.core.running[attempt].kind == "session.open":
+                task.cancel()
+        if self._tasks:
+            await asyncio.wait(list(self._tasks.values()), timeout=limits.KILL_BUDGET_MS / 1e3 + 1.0)
+        await self.backend.stop()
+        outbox = self._outbox
+        if outbox is not None:
+            for attempt in list(self.core.running):  # did not even end when killed
+                self._perform(self.core.ended(attempt, self._stopped(self.core.running[attempt]), None))
+            if not self._abandoned and not self.broker.is_closed:
+                try:
+                    async with asyncio.timeout(LEAVE_TIMEOUT_S):
+                        await outbox.flush()
+                        outbox.say(m.ExecutorLeft(incarnation=self.core.incarnation, k=1))
+                        await outbox.flush()
+                        self._left = True
+                except (TimeoutError, BrokerError) as error:
+                    log.warning("%s could not take its leave: %s", self.config.name, error)
+            await outbox.close(LEAVE_TIMEOUT_S if self._abandoned else 0.1)
+        self.claim.release(forget=self._left)
+
+    async def _find_dead(self) -> list[DeadIncarnation]:
+        """Incarnations of this host whose process is dead, cleaned until nothing of them is left."""
+        found = await asyncio.to_thread(find_dead, self.config.state, self.config.host, self.core.incarnation)
+        return [each for each in found if await asyncio.to_thread(each.clean)]
+
+    # --- helpers that run along --------------------------------------------------------------------------------
+
+    async def _read(self, reader: PullLoop) -> None:
+        while True:
+            for delivered in await reader.batch():
+                try:
+                    self._perform(self._fold(delivered))
+                except m.Malformed as error:
+                    log.error("sequence %d on %s: %s", delivered.seq, delivered.subject, error)
+                reader.ack(delivered)
+
+    def _fold(self, delivered: Delivered) -> list[c.Instruction]:
+        _, message = m.decode(delivered.subject, delivered.data)
+        if isinstance(message, m.DecisionsMade):
+            return self.core.decisions(message)
+        if isinstance(message, m.Ticked | m.ExecutorLost | m.Settings):
+            return self.core.clock(message)
+        return []
+
+    async def _beat(self) -> None:
+        number = 0
+        while True:
+            number += 1
+            self._heartbeat(number=number)
+            await asyncio.sleep(limits.HEARTBEAT_S)
+
+    def _heartbeat(self, *, number: int = 0, probe: int = 0) -> None:
+        beat = m.Heartbeat(
+            incarnation=self.core.incarnation, number=number, probe=probe, running=len(self.core.running)
+        )
+        self.broker.send_soon(subjects.heartbeats(self.config.name), m.encode(beat))
+
+    async def _sweep(self) -> None:
+        """Testifies for neighbours on this host that died and did not come back."""
+        assert self._outbox is not None
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            dead = await self._find_dead()
+            if dead:
+                self._outbox.say(
+                    m.ExecutorChanged(incarnation=self.core.incarnation, k=1, dead=[each.incarnation for each in dead])
+                )
+                await self._outbox.flush()
+                for each in dead:
+                    each.forget()
+
+    # --- performing --------------------------------------------------------------------------------------------
+
+    def _perform(self, instructions: list[c.Instruction]) -> None:
+        outbox = self._outbox
+        assert outbox is not None
+        for instruction in instructions:
+            match instruction:
+                case c.Begin(start, attempt):
+                    self._tasks[attempt] = asyncio.get_running_loop().create_task(self._attempt(start, attempt))
+                case c.Finish(action, result, output):
+                    outbox.finish(action, result, output)
+                case c.Kill(attempt):
+                    self._killed.add(attempt)
+                    self.backend.kill(attempt.action)
+                    if self.core.running[attempt].kind == "session.open":
+                        self._tasks[attempt].cancel()
+                case c.CloseSession(session):
+                    self._spawn(self._close_session(session))
+                case c.Return(item) | c.Report(item):
+                    outbox.give_back(item)
+                case c.Answer(probe):
+                    self._heartbeat(probe=probe)
+                case c.Leave():
+                    self._over.set()
+                case c.Abandon(reason):
+                    log.warning("%s (%s) was declared lost: %s", self.config.name, self.core.incarnation, reason)
+                    self._abandoned = reason
+                    self._over.set()
+
+    async def _attempt(self, start: m.Start, attempt: c.Attempt) -> None:
+        received_ns = time.monotonic_ns()
+        try:
+            ended = await self._run(start, attempt)
+        except asyncio.CancelledError:
+            if attempt not in self._killed:
+                raise
+            if start.kind == "session.open":
+                await self.backend.close(SessionKey(start.task, start.client, start.n))
+            ended = Ended(outcome=Outcome.CANCELLED)
+        except TimeoutError:
+            ended = Ended(outcome=Outcome.TIMED_OUT, run_ns=time.monotonic_ns() - received_ns)
+        except Exception as error:
+            log.exception("%s", attempt)
+            ended = Ended(
+                outcome=Outcome.ERROR, reason=ErrorReason.INTERNAL, detail=f"{type(error).__name__}: {error}"
+            )
+        self._tasks.pop(attempt, None)
+        output = ended.output if ended.output != _NO_OUTPUT else None
+        self._perform(self.core.ended(attempt, self._result(start, attempt, ended), output, session_lost=ended.session_lost))
+        self._killed.discard(attempt)
+
+    def _result(self, start: m.Start, attempt: c.Attempt, ended: Ended) -> m.Result:
+        if self._over.is_set() and attempt in self._killed and ended.outcome is Outcome.CANCELLED:
+            return self._stopped(start)  # nobody asked for its end: we are leaving
+        return m.Result(
+            nonce=start.nonce,
+            attempt=start.attempt,
+            outcome=ended.outcome,
+            reason=ended.reason,
+            detail=ended.detail[: limits.DETAIL_LENGTH_MAX],
+            exit_code=ended.exit_code,
+            units=start.units,
+            queued_ns=start.queued_ns,
+            startup_ns=ended.startup_ns,
+            run_ns=ended.run_ns,
+            cpu_ns=ended.cpu_ns,
+            memory_peak_bytes=ended.memory_peak_bytes,
+        )
+
+    @staticmethod
+    def _stopped(start: m.Start) -> m.Result:
+        return m.Result(
+            nonce=start.nonce,
+            attempt=start.attempt,
+            outcome=Outcome.ENVIRONMENT_LOST if start.session else Outcome.ERROR,
+            reason="" if start.session else ErrorReason.INTERNAL,
+            detail="its executor was stopped before it had ended",
+            units=start.units,
+            queued_ns=start.queued_ns,
+        )
+
+    async def _run(self, start: m.Start, attempt: c.Attempt) -> Ended:
+        if attempt in self._killed:
+            return Ended(outcome=Outcome.CANCELLED)
+        try:
+            payload = m.decode_payload(start.payload)
+        except m.MALFORMED as error:
+            return Ended(outcome=Outcome.REJECTED, reason=RejectReason.INVALID, detail=f"payload: {error}")
+        backend, timeout_s = self.backend, start.timeout_ms / 1e3
+        # A fraction is charged as such; whole cores, and the cores that a session has reserved, are all its own.
+        millicores = min(start.amounts.get("cpu", 1000), 1000) * len(start.cores)
+        grant = Grant(cores=start.cores, millicores=millicores, memory_mib=start.amounts.get("memory", 0))
+        session = SessionKey(start.task, start.client, start.session) if start.session else None
+        match payload:
+            case m.Run():
+                env = {"TRACEPARENT": start.traceparent} if start.traceparent else {}
+                return await backend.run(
+                    attempt.action,
+                    attempt.attempt,
+                    session,
+                    payload,
+                    grant,
+                    timeout_ms=start.timeout_ms,
+                    env=env,
+                    on_output=self._live_output(start) if payload.stream else None,
+                )
+            case m.SessionOpen():
+                async with asyncio.timeout(timeout_s):
+                    return await self._timed(backend.open(SessionKey(start.task, start.client, start.n), payload, grant))
+            case m.SessionClose() if session is not None:
+                return await self._timed(backend.close(session))
+            case m.FileWrite() if session is not None:
+                async with asyncio.timeout(timeout_s):
+                    return await self._timed(backend.write(session, payload))
+            case m.FileRead() if session is not None:
+                async with asyncio.timeout(timeout_s):
+                    return await self._timed(backend.read(session, payload))
+            case m.Noop():
+                return _NOOP
+            case _:
+                return Ended(outcome=Outcome.REJECTED, reason=RejectReason.INVALID, detail="payload: needs a session")
+
+    @staticmethod
+    async def _timed(running: Coroutine[Any, Any, Ended]) -> Ended:
+        """Gives what has no time of its own (file actions, opening, closing) its run time."""
+        started_ns = time.monotonic_ns()
+        ended = await running
+        if ended.run_ns:
+            return ended
+        return replace(ended, run_ns=time.monotonic_ns() - started_ns)
+
+    def _live_output(self, start: m.Start) -> Any:
+        subject = subjects.output(start.task, start.client)
+
+        def send(stream: str, data: bytes) -> None:
+            for at in range(0, len(data), limits.OUTPUT_BYTES_MAX):
+                chunk = m.OutputChunk(n=start.n, stream=stream, data=data[at : at + limits.OUTPUT_BYTES_MAX])  # type: ignore[arg-type]
+                self.broker.send_soon(subject, m.encode(chunk))
+
+        return send
+
+    async def _close_session(self, session: SessionKey) -> None:
+        ended = await self.backend.close(session)
+        reason = "closed" if ended.outcome is Outcome.OK else ended.detail
+        self._perform(self.core.session_closed(session, reason[: limits.DETAIL_LENGTH_MAX]))
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._others.add(task)
+        task.add_done_callback(self._others.discard)
+
+
+_NO_OUTPUT = m.Output()
+_NOOP = Ended(outcome=Outcome.OK)

@@ -1,0 +1,1 @@
+"""Seeing what goes on: trace context."""

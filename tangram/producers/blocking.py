@@ -1,0 +1,117 @@
+"""The client without an event loop of the caller's: one loop in a thread of its own. Safe to use from many threads."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Self, TypeVar
+
+from tangram.producers.client import Client
+from tangram.producers.result import Result
+from tangram.producers.session import Session
+
+T = TypeVar("T")
+
+
+class BlockingClient:
+    """As `tangram.Client`, each call returning when its action has ended. Interrupting a call cancels its action."""
+
+    def __init__(
+        self, url: str | None = None, *, task: str, name: str | None = None, connect_timeout: float = 10.0
+    ) -> None:
+        self._arguments: dict[str, Any] = {"url": url, "task": task, "name": name, "connect_timeout": connect_timeout}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._client: Client | None = None
+
+    def __enter__(self) -> Self:
+        self.connect()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def connect(self) -> None:
+        """Raises BrokerUnavailable, InvalidRequest."""
+        loop = self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=loop.run_forever, name="tangram-client", daemon=True)
+        self._thread.start()
+        try:
+            self._client = self._wait(_made(self._arguments))
+        except BaseException:
+            self._end_loop()
+            raise
+
+    def close(self) -> None:
+        if self._client is not None:
+            client, self._client = self._client, None
+            try:
+                self._wait(client.close())
+            finally:
+                self._end_loop()
+
+    def run(self, command: str | Sequence[str], **options: Any) -> Result:
+        """Options as for `Client.run`."""
+        return self._wait(self._connected.run(command, **options))
+
+    def noop(self, **options: Any) -> Result:
+        return self._wait(self._connected.noop(**options))
+
+    @contextmanager
+    def session(self, **options: Any) -> "Iterator[BlockingSession]":
+        """Options as for `Client.session`."""
+        box = self.open_session(**options)
+        try:
+            yield box
+        finally:
+            box.close()
+
+    def open_session(self, **options: Any) -> "BlockingSession":
+        return BlockingSession(self, self._wait(self._connected.open_session(**options)))
+
+    @property
+    def _connected(self) -> Client:
+        if self._client is None:
+            raise RuntimeError("the client is not connected: use it in a `with` block, or call connect()")
+        return self._client
+
+    def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        assert self._loop is not None
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # an interrupt in this thread ends the action too
+            raise
+
+    def _end_loop(self) -> None:
+        assert self._loop is not None and self._thread is not None
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class BlockingSession:
+    """As `tangram.Session`."""
+
+    def __init__(self, client: BlockingClient, session: Session) -> None:
+        self._client, self._session = client, session
+        self.opened = session.opened
+
+    def run(self, command: str | Sequence[str], **options: Any) -> Result:
+        return self._client._wait(self._session.run(command, **options))
+
+    def write(self, path: str, data: bytes | str, *, mode: int = 0o644) -> Result:
+        return self._client._wait(self._session.write(path, data, mode=mode))
+
+    def read(self, path: str) -> Result:
+        return self._client._wait(self._session.read(path))
+
+    def close(self) -> Result:
+        return self._client._wait(self._session.close())
+
+
+async def _made(arguments: Mapping[str, Any]) -> Client:
+    client = Client(**arguments)
+    await client.connect()
+    return client

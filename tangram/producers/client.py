@@ -1,0 +1,488 @@
+"""The client: publishes actions, and resolves each with the first outcome that the log has for it.
+
+Submissions are grouped: what queued up while the last message was on its way travels as one. Results come as the stream
+republishes them; what is missed (a reconnect, a gap, silence) is asked for.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Generator, Hashable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final, Self
+
+from tangram import limits, subjects
+from tangram import messages as m
+from tangram.broker import Broker, BrokerError, BrokerTimeout, BrokerUnavailable, Delivery, GroupedPublisher, PubAck
+from tangram.config import broker_url
+from tangram.errors import ClientClosed
+from tangram.observe.trace import current_traceparent
+from tangram.outcomes import ErrorReason, Outcome
+from tangram.producers import request
+from tangram.producers.pending import Ledger, Pending
+from tangram.producers.result import Result
+from tangram.producers.session import Session
+
+if TYPE_CHECKING:
+    from tangram.producers.blocking import BlockingClient
+
+log = logging.getLogger(__name__)
+
+PATIENCE_S: Final = 5.0
+PATIENCE_MAX_S: Final = 60.0
+"""An action without an outcome is asked for after the first, then ever more rarely, down to the second."""
+WATCH_S: Final = 0.5
+ASK_TIMEOUT_S: Final = 5.0
+CONNECT_RETRY_S: Final = 0.1
+CLOSE_TIMEOUT_S: Final = 5.0
+
+_CANCELS: Final = "cancels"
+OnOutput = Callable[[str, bytes], None]
+
+
+class Client:
+    """A connection of one producer. Use it in one event loop, as `async with`; any number of actions may be under way.
+
+    url: of the broker; without one, $TANGRAM_NATS, then what `tangram up` has left for this user. task: the RL job whose
+    actions these are. name: of this producer, unique in its task; made up if not given.
+    Cancelling a task that waits for an action cancels the action.
+    """
+
+    def __init__(
+        self, url: str | None = None, *, task: str, name: str | None = None, connect_timeout: float = 10.0
+    ) -> None:
+        self.task = subjects.token(task, "task")
+        self.name = subjects.token(name if name is not None else f"c{secrets.token_hex(6)}", "name")
+        self._url, self._connect_timeout_s = url, connect_timeout
+        self._broker: Broker | None = None
+        self._ledger = Ledger()
+        self._born = 0
+        self._stored_seq = 0
+        self._room = asyncio.Event()
+        self._look = asyncio.Event()
+        self._output_wanted = False
+        self._publisher: GroupedPublisher[Hashable, Pending | int] | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._trace_id = secrets.token_hex(16)
+
+    @staticmethod
+    def blocking(
+        url: str | None = None, *, task: str, name: str | None = None, connect_timeout: float = 10.0
+    ) -> "BlockingClient":
+        """The same without an event loop of the caller's, for threads and scripts."""
+        from tangram.producers.blocking import BlockingClient
+
+        return BlockingClient(url, task=task, name=name, connect_timeout=connect_timeout)
+
+    # --- connection --------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        await self.connect()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def connect(self) -> None:
+        """Connects, and waits for a scheduler that answers. Raises BrokerUnavailable with what to do about it."""
+        deadline_s = time.monotonic() + self._connect_timeout_s
+        self._broker = await Broker.connect(
+            broker_url(self._url),
+            name=f"tangram client {self.task}/{self.name}",
+            connect_timeout_s=self._connect_timeout_s,
+            on_closed=self._on_lost_for_good,
+        )
+        try:
+            await self._broker.subscribe(subjects.results(self.task, self.name), self._on_result)
+            self._born = await self._hello(deadline_s)
+        except BaseException:
+            await self._broker.close()
+            raise
+        self._ledger.read_seq = self._born
+        self._publisher = GroupedPublisher(
+            self._broker,
+            self._encode,
+            self._on_stored,
+            items_max=limits.ENVELOPE_ITEMS_MAX,
+            size=_size,
+            bytes_max=limits.ENVELOPE_BYTES_MAX,
+            on_refused=self._on_refused,
+        )
+        self._broker.on_reconnect(self._on_reconnect)
+        self._watching = asyncio.create_task(self._watch())
+
+    async def _hello(self, deadline_s: float) -> int:
+        """The log's sequence as a scheduler knows it: this client was born there."""
+        assert self._broker is not None
+        while True:
+            try:
+                data = await self._broker.request(
+                    subjects.ask(self.task, self.name), m.encode(m.Ask()), timeout_s=max(0.1, deadline_s - time.monotonic())
+                )
+                return m.decode_answer(data).through_seq
+            except (BrokerUnavailable, BrokerTimeout):
+                if time.monotonic() + CONNECT_RETRY_S > deadline_s or self._broker.is_closed:
+                    raise BrokerUnavailable(
+                        f"no scheduler answers at {self._broker.url}: start one with `tangram up` or `tangram scheduler`"
+                    ) from None
+            await asyncio.sleep(CONNECT_RETRY_S)
+
+    async def close(self) -> None:
+        """Sends what is queued, then disconnects. Actions that are still open go on; who waits for them gets ClientClosed."""
+        if self._broker is None or self._publisher is None or self._watching is None:
+            return
+        self._watching.cancel()
+        await self._publisher.close(CLOSE_TIMEOUT_S)
+        await self._broker.close()
+        self._give_up(ClientClosed("the client was closed"))
+
+    def _on_lost_for_good(self) -> None:
+        self._give_up(ClientClosed("the connection to the broker was closed for good"))
+
+    def _give_up(self, error: Exception) -> None:
+        for pending in list(self._ledger.open.values()):
+            pending.waiter.fail(error)
+        self._ledger.open.clear()
+        self._room.set()
+
+    # --- what users call ---------------------------------------------------------------------------------------
+
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        units: request.Units = 1,
+        memory: int | str | None = None,
+        timeout: float = limits.TIMEOUT_MS_DEFAULT / 1e3,
+        deadline: float = limits.DEADLINE_MS_DEFAULT / 1e3,
+        stdin: bytes | str = b"",
+        env: Mapping[str, str] | None = None,
+        cwd: str = "",
+        retry: str = "never",
+        parallel: float | Mapping[int, float] | None = None,
+        duration: float | None = None,
+        kind: str = "run",
+        on_output: OnOutput | None = None,
+        traceparent: str | None = None,
+    ) -> Result:
+        """Runs a program in a sandbox of its own, which is gone afterwards, and returns how it ended.
+
+        command: a text for the shell, or a program with its arguments. units: cores (an int, (least, most), or a set of
+        legal amounts; a fraction below 1 shares a core). memory: MiB or "2GiB"; without it there is no limit.
+        timeout: seconds of run time. deadline: seconds to wait for its start. retry: "safe" if it may run again after a
+        loss. parallel, duration: what is known of its speed-up: the fraction that scales, seconds on one core.
+        on_output: called with ("stdout" | "stderr", bytes) while it runs, best effort.
+        What the program did is an outcome, never an exception. Raises InvalidRequest for a bad request, ClientClosed.
+        """
+        spec = self._spec(
+            kind=kind, units=units, memory=memory, timeout=timeout, deadline=deadline, retry=retry,
+            parallel=parallel, duration=duration, traceparent=traceparent,
+        )  # fmt: skip
+        payload = m.Run(
+            argv=request.argv(command),
+            stdin=stdin.encode() if isinstance(stdin, str) else stdin,
+            env=dict(env or {}),
+            cwd=cwd,
+            stream=on_output is not None,
+        )
+        return await self.perform(spec, payload, on_output=on_output)
+
+    @asynccontextmanager
+    async def session(
+        self,
+        *,
+        image: str = "",
+        memory: int | str | None = None,
+        env: Mapping[str, str] | None = None,
+        idle_ttl: float = limits.SESSION_IDLE_MS_DEFAULT / 1e3,
+        deadline: float = limits.DEADLINE_MS_DEFAULT / 1e3,
+        timeout: float = limits.STARTUP_MS_MAX / 1e3,
+    ) -> AsyncIterator[Session]:
+        """A sandbox that lives from here to the end of the block. Its memory is held all the time, cores only by actions.
+
+        idle_ttl: seconds without an action after which it is closed. Raises SessionError if it cannot be opened.
+        """
+        box = await self.open_session(
+            image=image, memory=memory, env=env, idle_ttl=idle_ttl, deadline=deadline, timeout=timeout
+        )
+        try:
+            yield box
+        finally:
+            await box.close()
+
+    async def open_session(
+        self,
+        *,
+        image: str = "",
+        memory: int | str | None = None,
+        env: Mapping[str, str] | None = None,
+        idle_ttl: float = limits.SESSION_IDLE_MS_DEFAULT / 1e3,
+        deadline: float = limits.DEADLINE_MS_DEFAULT / 1e3,
+        timeout: float = limits.STARTUP_MS_MAX / 1e3,
+    ) -> Session:
+        """As `session`, for callers that close it themselves."""
+        # Making an empty sandbox twice harms nobody, so an executor's loss need not end the trajectory before it began.
+        spec = self._spec(
+            kind="session.open", units=0, memory=memory, timeout=timeout, deadline=deadline, retry="safe", idle_ttl=idle_ttl
+        )
+        return await Session.open(self, spec, m.SessionOpen(image=image, env=dict(env or {})))
+
+    async def noop(self, *, units: request.Units = 1) -> Result:
+        """An action that takes the whole path but starts no program, to measure the path."""
+        return await self.perform(self._spec(kind="noop", units=units), m.Noop())
+
+    # --- for Session and the adapters --------------------------------------------------------------------------
+
+    def _spec(
+        self,
+        *,
+        kind: str,
+        units: request.Units = 0,
+        memory: int | str | None = None,
+        timeout: float = limits.TIMEOUT_MS_DEFAULT / 1e3,
+        deadline: float = limits.DEADLINE_MS_DEFAULT / 1e3,
+        retry: str = "never",
+        session: int = 0,
+        idle_ttl: float | None = None,
+        parallel: float | Mapping[int, float] | None = None,
+        duration: float | None = None,
+        traceparent: str | None = None,
+    ) -> m.ActionSpec:
+        cost: dict[str, m.Demand] = {}
+        demand = request.cpu(units)
+        if demand is not None:
+            cost["cpu"] = demand
+        if memory is not None:
+            cost["memory"] = m.Demand(low=request.memory_mib(memory))
+        return m.ActionSpec(
+            nonce=secrets.token_bytes(limits.NONCE_BYTES),
+            kind=kind,
+            cost=cost,
+            timeout_ms=request.milliseconds("timeout", timeout),
+            deadline_ms=request.milliseconds("deadline", deadline),
+            retry=retry,  # type: ignore[arg-type]  # checked with the rest when it is encoded
+            session=session,
+            idle_ttl_ms=request.milliseconds("idle_ttl", idle_ttl) if idle_ttl is not None else limits.SESSION_IDLE_MS_DEFAULT,
+            hint=request.hint(parallel, duration),
+            traceparent=traceparent if traceparent is not None else current_traceparent(self._trace_id),
+        )
+
+    async def perform(self, spec: m.ActionSpec, payload: m.Payload, *, on_output: OnOutput | None = None) -> Result:
+        """Submits one action and waits for its outcome. Cancelling the caller cancels the action."""
+        _, waiting = await self.submit(spec, payload, on_output=on_output)
+        return await waiting
+
+    async def submit(
+        self, spec: m.ActionSpec, payload: m.Payload, *, on_output: OnOutput | None = None
+    ) -> tuple[int, "Waiting"]:
+        """Submits one action; returns its number and what to await. Waits only while too many numbers are open."""
+        wire = request.wire("cpu", spec, payload)
+        if self._broker is None or self._publisher is None or self._broker.is_closed:
+            raise ClientClosed("the client is not connected")
+        if on_output is not None and not self._output_wanted:
+            self._output_wanted = True
+            await self._broker.subscribe(subjects.output(self.task, self.name), self._on_chunk)
+        ledger = self._ledger
+        while ledger.next_n - ledger.done_below >= limits.CLIENT_SEEN_WIDTH_MAX:
+            self._room.clear()
+            await self._room.wait()
+        now_s = time.monotonic()
+        n = ledger.next_n
+        waiting = Waiting(self, n, now_s)
+        pending = Pending(n, wire, waiting, now_s, PATIENCE_S, on_output=on_output)
+        ledger.add(pending)
+        self._publisher.add(wire.key, pending)
+        return n, waiting
+
+    def cancel(self, n: int) -> None:
+        """Asks for the end of an action. It still has one outcome, which may be another if it had ended already."""
+        pending = self._ledger.open.get(n)
+        if pending is not None and not pending.cancelled and self._publisher is not None:
+            pending.cancelled = True
+            try:
+                self._publisher.add(_CANCELS, n)
+            except BrokerUnavailable:
+                log.debug("closed: action %d goes on", n)
+
+    # --- below -------------------------------------------------------------------------------------------------
+
+    def _encode(self, key: Hashable, items: list[Pending | int]) -> tuple[str, bytes]:
+        done_below = self._ledger.done_below
+        if key == _CANCELS:
+            ids = [item for item in items if isinstance(item, int)]
+            cancels = m.CancelsRequested(client=self.name, born=self._born, done_below=min(done_below, *ids), ids=ids)
+            return subjects.cancels(self.task), m.encode(cancels)
+        actions = [item for item in items if isinstance(item, Pending)]
+        submitted = m.ActionsSubmitted(
+            client=self.name,
+            born=self._born,
+            done_below=min(done_below, actions[0].n),
+            ids=[item.n for item in actions],
+            specs=[item.wire.spec_bytes for item in actions],
+            payloads=[item.wire.payload_bytes for item in actions],
+        )
+        return subjects.actions(str(key), self.task), m.encode(submitted)
+
+    def _on_stored(self, key: Hashable, items: list[Pending | int], ack: PubAck) -> None:
+        self._stored_seq = max(self._stored_seq, ack.seq)
+        for item in items:
+            if isinstance(item, Pending):
+                item.stored_seq = ack.seq
+
+    def _on_refused(self, key: Hashable, items: list[Pending | int], error: BrokerError) -> None:
+        for item in items:
+            if isinstance(item, Pending) and self._ledger.open.pop(item.n, None) is not None:
+                result = m.Result(
+                    nonce=item.wire.spec.nonce,
+                    outcome=Outcome.ERROR,
+                    reason=ErrorReason.INTERNAL,
+                    detail=f"the broker refused it: {error}"[: limits.DETAIL_LENGTH_MAX],
+                )
+                item.waiter.settle(result, m.Output(), "")
+
+    def _on_result(self, delivery: Delivery) -> None:
+        headers = delivery.headers or {}
+        if (
+            headers.get("Nats-Stream") != subjects.STREAM
+            or headers.get("Nats-Subject") != subjects.completions(self.task, self.name)
+            or not headers.get("Nats-Sequence", "").isdigit()
+            or not headers.get("Nats-Last-Sequence", "").isdigit()
+        ):
+            log.warning("a message on %s that the log has not republished was ignored", delivery.subject)
+            return
+        self._ledger.live(int(headers["Nats-Sequence"]), int(headers["Nats-Last-Sequence"]), delivery.data)
+        self._room.set()
+        if self._ledger.behind:
+            self._look.set()
+
+    def _on_chunk(self, delivery: Delivery) -> None:
+        try:
+            chunk = m.decode_chunk(delivery.data)
+        except m.MALFORMED:
+            return
+        pending = self._ledger.open.get(chunk.n)
+        if pending is not None and pending.on_output is not None:
+            pending.on_output(chunk.stream, chunk.data)
+
+    def _on_reconnect(self) -> None:
+        self._ledger.behind = True
+        self._look.set()
+
+    async def _watch(self) -> None:
+        """Asks for what was missed, and for what is overdue."""
+        while True:
+            try:
+                async with asyncio.timeout(WATCH_S):
+                    await self._look.wait()
+            except TimeoutError:
+                pass
+            self._look.clear()
+            ledger = self._ledger
+            doubtful = ledger.doubtful(time.monotonic())
+            was_behind, ledger.behind = ledger.behind, False
+            if not doubtful and not was_behind:
+                continue
+            try:
+                through_seq = await self._ask(doubtful)
+                if was_behind:
+                    ledger.read_seq = max(ledger.read_seq, through_seq)
+            except BrokerError as error:
+                log.debug("nobody answers: %s", error)
+                ledger.behind = ledger.behind or was_behind
+                await asyncio.sleep(WATCH_S)
+
+    async def _ask(self, ids: list[int]) -> int:
+        """Asks for `ids`, until each is settled, or known to be open, or on its way again. Returns the sequence up to which
+        all is known."""
+        through_seq = 0
+        for at in range(0, max(len(ids), 1), limits.ENVELOPE_ITEMS_MAX):
+            asked = ids[at : at + limits.ENVELOPE_ITEMS_MAX]
+            through_seq = await self._ask_some(asked)
+        return through_seq
+
+    async def _ask_some(self, asked: list[int]) -> int:
+        assert self._broker is not None and self._publisher is not None
+        ledger = self._ledger
+        stored = [pending.stored_seq for n in asked if (pending := ledger.open.get(n)) is not None]
+        from_seq = 1 + (min(stored) or self._born) if stored else 0
+        while True:
+            question = m.Ask(ids=asked, from_seq=from_seq, stored_seq=self._stored_seq)
+            data = await self._broker.request(
+                subjects.ask(self.task, self.name), m.encode(question), timeout_s=ASK_TIMEOUT_S
+            )
+            answer = m.decode_answer(data)
+            for n in ledger.answered(asked, answer, time.monotonic(), PATIENCE_MAX_S):
+                pending = ledger.open[n]
+                pending.stored_seq = 0
+                self._publisher.add(pending.wire.key, pending)
+            known = set(answer.open) | set(answer.unseen)
+            asked = [n for n in asked if n in ledger.open and n not in known]
+            if not asked:
+                return answer.through_seq
+            if not answer.completions:
+                for n in asked:  # it has ended, and what it ended with is no longer in the log
+                    pending = ledger.open.pop(n)
+                    lost = m.Result(
+                        nonce=pending.wire.spec.nonce, outcome=Outcome.LOST, detail="its outcome is no longer in the log"
+                    )
+                    pending.waiter.settle(lost, m.Output(), "")
+                return answer.through_seq
+            from_seq = answer.through_seq + 1
+
+
+class Waiting:
+    """The future outcome of one action."""
+
+    __slots__ = ("_client", "_future", "_since_s", "n")
+
+    def __init__(self, client: Client, n: int, since_s: float) -> None:
+        self._client, self.n, self._since_s = client, n, since_s
+        self._future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+
+    def settle(self, result: m.Result, output: m.Output, executor: str) -> None:
+        if self._future.done():
+            return
+        act_s = time.monotonic() - self._since_s
+        queued_s, startup_s, run_s = result.queued_ns / 1e9, result.startup_ns / 1e9, result.run_ns / 1e9
+        self._future.set_result(
+            Result(
+                id=f"{self._client.task}/{self._client.name}/{self.n}",
+                outcome=result.outcome,
+                reason=result.reason,
+                detail=result.detail,
+                exit_code=result.exit_code,
+                stdout=output.stdout,
+                stderr=output.stderr,
+                stdout_bytes=output.stdout_bytes,
+                stderr_bytes=output.stderr_bytes,
+                data=output.data,
+                units=result.units,
+                executor=executor,
+                attempt=result.attempt,
+                queued_s=queued_s,
+                startup_s=startup_s,
+                run_s=run_s,
+                overhead_s=max(0.0, act_s - queued_s - startup_s - run_s),
+                act_s=act_s,
+                cpu_s=result.cpu_ns / 1e9,
+                memory_peak_bytes=result.memory_peak_bytes,
+                retry_after_s=result.retry_after_ms / 1e3,
+            )
+        )
+
+    def fail(self, error: Exception) -> None:
+        if not self._future.done():
+            self._future.set_exception(error)
+            self._future.exception()  # whoever awaits it sees it; nobody has to
+
+    def __await__(self) -> Generator[object, None, Result]:
+        try:
+            return (yield from self._future.__await__())
+        except asyncio.CancelledError:
+            self._client.cancel(self.n)
+            raise
+
+
+def _size(item: Pending | int) -> int:
+    return len(item.wire.spec_bytes) + len(item.wire.payload_bytes) + 32 if isinstance(item, Pending) else 9

@@ -1,0 +1,112 @@
+"""The actions of one client that have no outcome yet, and how far its completions have been read. No I/O, no clock."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from tangram import messages as m
+from tangram.outcomes import Outcome
+from tangram.producers.request import Wire
+
+_NO_NONCE = bytes(8)
+
+
+class Waiter(Protocol):
+    """Whoever waits for an outcome. One of the two is called, once."""
+
+    def settle(self, result: m.Result, output: m.Output, executor: str) -> None: ...
+
+    def fail(self, error: Exception) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """One open action. Times are the caller's monotonic seconds."""
+
+    n: int
+    wire: Wire
+    waiter: Waiter
+    asked_s: float
+    patience_s: float
+    stored_seq: int = 0
+    """Of its submission, once that is acknowledged; its outcome stands behind it in the log."""
+    cancelled: bool = False
+    on_output: Callable[[str, bytes], None] | None = None
+
+
+class Ledger:
+    """Open actions by number. Numbers rise by one; `done_below` is the lowest that may still be sent."""
+
+    def __init__(self) -> None:
+        self.open: dict[int, Pending] = {}
+        self.next_n = 1  # 0 stands for "no session"
+        self.read_seq = 0
+        """All completions of this client up to here have been taken."""
+        self.behind = False
+        """Some were missed: ask."""
+
+    @property
+    def done_below(self) -> int:
+        return next(iter(self.open), self.next_n)  # numbers are added in rising order
+
+    def add(self, pending: Pending) -> None:
+        assert pending.n == self.next_n
+        self.open[pending.n] = pending
+        self.next_n += 1
+
+    def live(self, seq: int, previous_seq: int, data: bytes) -> None:
+        """A republished completion. `previous_seq` is that of the one before it on the same subject: a gap shows there."""
+        if previous_seq > self.read_seq:
+            self.behind = True
+        else:
+            self.read_seq = max(self.read_seq, seq)
+        self.take(data)
+
+    def take(self, data: bytes) -> None:
+        """Settles what these stored bytes name. Bad bytes and unknown numbers are ignored; raises nothing."""
+        try:
+            finished = m.decode("tangram.completions.any.any", data)[1]
+        except m.Malformed:
+            return
+        assert isinstance(finished, m.ActionsFinished)
+        for n, raw, output in zip(finished.ids, finished.results, finished.outputs, strict=True):
+            pending = self.open.get(n)
+            if pending is None:
+                continue
+            try:
+                result = m.decode_result(raw)
+                wrote = m.decode_output(output) if output else _NO_OUTPUT
+            except m.MALFORMED:
+                continue
+            if result.nonce != pending.wire.spec.nonce and not (
+                result.nonce == _NO_NONCE and result.outcome is Outcome.REJECTED
+            ):
+                continue
+            del self.open[n]
+            pending.waiter.settle(result, wrote, finished.executor)
+
+    def doubtful(self, now_s: float) -> list[int]:
+        """What to ask for: stored actions without an outcome for longer than their patience; all when one was missed."""
+        if self.behind:
+            return list(self.open)
+        return [n for n, p in self.open.items() if p.stored_seq and now_s - p.asked_s >= p.patience_s]
+
+    def answered(self, asked: list[int], answer: m.Answer, now_s: float, patience_max_s: float) -> list[int]:
+        """Takes the answer to a question for `asked`. Returns the stored ones that the log does not have after all."""
+        for _, data in answer.completions:
+            self.take(data)
+        open_, unseen = set(answer.open), set(answer.unseen)
+        again: list[int] = []
+        for n in asked:
+            pending = self.open.get(n)
+            if pending is None:
+                continue
+            pending.asked_s = now_s
+            if n in open_:
+                pending.patience_s = min(2 * pending.patience_s, patience_max_s)
+            elif n in unseen and pending.stored_seq:
+                again.append(n)
+        return again
+
+
+_NO_OUTPUT = m.Output()

@@ -1,0 +1,124 @@
+"""From what a caller writes to what travels: pure, and every mistake is an InvalidRequest that names its field."""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NoReturn
+
+import msgspec
+
+from tangram import limits
+from tangram import messages as m
+from tangram.errors import InvalidRequest
+from tangram.rules import broken_rule
+
+Units = int | float | tuple[int, int] | Collection[int]
+"""Whole cores; a fraction below 1; (least, most); or a set or list of legal amounts."""
+
+_MILLI: Final = 1000
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(|[KMGT]i?B?|[kmgt])")
+_MIB_OF: Final = {"": 1.0, "k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0 * 1024.0}
+
+
+def memory_mib(value: int | str) -> int:
+    """MiB from an int (MiB) or a text such as "512MiB", "2GiB", "1.5g". Raises InvalidRequest."""
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise InvalidRequest("memory", 'must be MiB or a text such as "2GiB"', value)
+    if isinstance(value, int):
+        mib = float(value)
+    else:
+        match = _SIZE.fullmatch(value.strip())
+        if match is None:
+            raise InvalidRequest("memory", 'must be MiB or a text such as "2GiB"', value)
+        mib = float(match[1]) * _MIB_OF[match[2][:1].lower()]
+    if not 1 <= mib <= limits.AMOUNT_MAX:
+        raise InvalidRequest("memory", "must be at least 1 MiB", value)
+    return -int(-mib // 1)
+
+
+def cpu(units: Units) -> m.Demand | None:
+    """The demand in millicores; None for no cpu at all. Raises InvalidRequest."""
+    if isinstance(units, bool):
+        _bad_units(units)
+    if isinstance(units, int):
+        if not 0 <= units <= limits.AMOUNT_MAX // _MILLI:
+            _bad_units(units)
+        return m.Demand(low=units * _MILLI) if units else None
+    if isinstance(units, float):
+        if not (0.01 <= units < 1 or (1 <= units <= limits.AMOUNT_MAX / _MILLI and units.is_integer())):
+            _bad_units(units)
+        return m.Demand(low=round(units * _MILLI))
+    if not isinstance(units, Collection) or isinstance(units, str | bytes | Mapping):
+        _bad_units(units)
+    amounts = list(units)
+    if not amounts or any(isinstance(a, bool) or not isinstance(a, int) or a < 1 for a in amounts):
+        _bad_units(units)
+    if isinstance(units, tuple):
+        if len(amounts) != 2 or amounts[0] > amounts[1]:
+            _bad_units(units)
+        return m.Demand(low=amounts[0] * _MILLI, high=amounts[1] * _MILLI)
+    legal = sorted(set(amounts))
+    if len(legal) == 1:
+        return m.Demand(low=legal[0] * _MILLI)
+    return m.Demand(low=legal[0] * _MILLI, high=legal[-1] * _MILLI, legal=tuple(a * _MILLI for a in legal))
+
+
+def _bad_units(units: object) -> NoReturn:
+    raise InvalidRequest("units", "must be whole cores, a fraction of 0.01 to 0.99, (least, most), or a set of amounts", units)
+
+
+def milliseconds(field: str, seconds: float) -> int:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 1e12:
+        raise InvalidRequest(field, "must be seconds, not negative", seconds)
+    return -int(-seconds * 1000 // 1)
+
+
+def hint(parallel: float | Mapping[int, float] | None, duration: float | None) -> m.Hint | None:
+    """parallel: the fraction of the run time that scales (0 to 1), or seconds by units. duration: seconds on one unit."""
+    if parallel is None and duration is None:
+        return None
+    if isinstance(parallel, Mapping):
+        return m.Hint(table_us={units: milliseconds("parallel", seconds) * 1000 for units, seconds in parallel.items()})
+    if parallel is not None and (isinstance(parallel, bool) or not 0 <= parallel <= 1):
+        raise InvalidRequest("parallel", "must be a fraction of 0 to 1, or seconds by units", parallel)
+    duration_us = milliseconds("duration", duration) * 1000 if duration is not None else 0
+    return m.Hint(duration_us=duration_us, parallel_ppm=round((parallel or 0.0) * 1_000_000))
+
+
+def argv(command: str | Sequence[str]) -> tuple[str, ...]:
+    """A text is a shell command; a sequence is a program and its arguments."""
+    if isinstance(command, str):
+        return ("/bin/sh", "-c", command)
+    return tuple(command)
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """An action ready to travel."""
+
+    key: str
+    spec: m.ActionSpec
+    spec_bytes: bytes
+    payload_bytes: bytes
+
+
+def wire(key: str, spec: m.ActionSpec, payload: m.Payload) -> Wire:
+    """Encodes, and checks by the same rules as the scheduler will. Raises InvalidRequest."""
+    try:
+        spec_bytes, payload_bytes = m.encode(spec), m.encode(payload)
+    except (TypeError, ValueError, OverflowError, UnicodeEncodeError, RecursionError) as error:
+        raise InvalidRequest("request", f"cannot be encoded: {error}") from None
+    if len(payload_bytes) > limits.ITEM_BYTES_MAX:
+        raise InvalidRequest("payload", f"must be at most {limits.ITEM_BYTES_MAX} bytes", len(payload_bytes))
+    try:
+        m.decode_spec(spec_bytes)
+        m.decode_payload(payload_bytes)
+    except msgspec.ValidationError as error:
+        rule, _, path = str(error).partition(" - at ")
+        raise InvalidRequest(path.strip("`").removeprefix("$.") or "request", rule) from None
+    except m.MALFORMED as error:
+        raise InvalidRequest("request", str(error)) from None
+    if broken := broken_rule(key, spec, payload):
+        field, _, rule = broken.partition(": ")
+        raise InvalidRequest(field, rule)
+    return Wire(key, spec, spec_bytes, payload_bytes)

@@ -1,0 +1,39 @@
+"""Rules across the fields of a request, which its types alone cannot say. The client and the scheduler apply the same."""
+
+from typing import Final
+
+from tangram import messages as m
+
+_PAYLOAD_OF: Final = {
+    "session.open": m.SessionOpen,
+    "session.close": m.SessionClose,
+    "file.write": m.FileWrite,
+    "file.read": m.FileRead,
+    "noop": m.Noop,
+}
+_NEEDS_SESSION: Final = frozenset({"session.close", "file.write", "file.read"})
+
+
+def broken_rule(key: str, spec: m.ActionSpec, payload: object) -> str:
+    """The first rule that a request breaks, as "field: rule", or ""."""
+    expected: type = _PAYLOAD_OF.get(spec.kind, m.Run)
+    if payload is not None and not isinstance(payload, expected):
+        return f"payload: kind {spec.kind} takes a {expected.__name__}"
+    if spec.kind in _NEEDS_SESSION and not spec.session:
+        return f"session: kind {spec.kind} needs one"
+    if spec.kind == "session.open" and spec.session:
+        return "session: cannot be opened inside a session"
+    for name, demand in spec.cost.items():
+        high = demand.high or demand.low
+        if high < demand.low:
+            return f"cost.{name}.high: must not be below low"
+        if high > demand.low and name != key:
+            return f"cost.{name}: only the key resource ({key}) can be a range"
+        legal = demand.legal
+        if legal and (legal[0] != demand.low or legal[-1] != high or any(a >= b for a, b in zip(legal, legal[1:], strict=False))):
+            return f"cost.{name}.legal: must rise from low to high"
+        if name == "cpu":
+            amounts = (demand.low, high, *legal)
+            if any(amount % 1000 for amount in amounts) and (demand.low >= 1000 or high != demand.low or demand.low < 10):
+                return "cost.cpu: must be whole cores, or a fixed fraction of 10 to 999 millicores"
+    return ""

@@ -1,0 +1,138 @@
+"""Turns a window and what is owed into the messages a leader writes. Pure: the same state gives the same bytes."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from tangram import limits, subjects
+from tangram import messages as m
+from tangram.outcomes import ErrorReason, Outcome
+from tangram.scheduler.state import Action, ActionId, Incarnation, State
+from tangram.scheduler.window import Decision, Window
+
+_ITEM_OVERHEAD_BYTES = 512
+"""Of a Start besides its payload; generous, as the bound is on the sum."""
+
+
+class Outgoing(NamedTuple):
+    subject: str
+    message: m.LogMessage
+
+
+def compose(state: State, window: Window, payload_of: Callable[[Action], bytes | None]) -> list[Outgoing]:
+    """The messages for one window: decisions, cancels and the like for each incarnation, and rulings for each client.
+
+    payload_of(action) returns the stored payload, or None if it is gone: its action is then ruled `error`.
+    """
+    rulings = dict(state.owed.rulings)
+    items: dict[str, list[m.Item]] = {}
+    sizes: dict[str, list[int]] = {}
+
+    def add(incarnation: str, item: m.Item, size: int = _ITEM_OVERHEAD_BYTES) -> None:
+        items.setdefault(incarnation, []).append(item)
+        sizes.setdefault(incarnation, []).append(size)
+
+    for incarnation, key in state.owed.cancels:
+        action = key.action
+        add(incarnation, m.Cancel(task=action.task, client=action.client, n=action.n, attempt=key.attempt))
+    for (incarnation, session), reason in state.owed.ends.items():
+        add(incarnation, m.EndSession(task=session.task, client=session.client, session=session.n, reason=reason))
+    for decision in window.decisions:
+        payload = payload_of(decision.action)
+        if payload is None:
+            rulings[decision.action.id] = m.Result(
+                nonce=decision.action.spec.nonce,
+                attempt=decision.action.attempt,
+                outcome=Outcome.ERROR,
+                reason=ErrorReason.INTERNAL,
+                detail="its payload is not in the log any more",
+            )
+            continue
+        add(decision.holder.id, _start(state, decision, payload), len(payload) + _ITEM_OVERHEAD_BYTES)
+    for incarnation, reason in state.owed.dismissals.items():
+        add(incarnation, m.Dismiss(reason=reason))
+
+    outgoing = _losses(state)
+    outgoing += _decisions(state, window, items, sizes)
+    outgoing += _rulings(state, rulings)
+    return outgoing
+
+
+def _start(state: State, decision: Decision, payload: bytes) -> m.Start:
+    action, spec = decision.action, decision.action.spec
+    return m.Start(
+        task=action.id.task,
+        client=action.id.client,
+        n=action.id.n,
+        attempt=action.attempt,
+        nonce=spec.nonce,
+        kind=spec.kind,
+        session=spec.session,
+        amounts=decision.amounts,
+        cores=decision.cores,
+        units=decision.units,
+        timeout_ms=spec.timeout_ms,
+        queued_ns=state.now_ns - action.submitted_ns,
+        predicted_us=decision.predicted_us,
+        traceparent=spec.traceparent,
+        payload=payload,
+        payload_blob=spec.payload_blob,
+    )
+
+
+def _losses(state: State) -> list[Outgoing]:
+    return [
+        Outgoing(
+            subjects.CLOCK,
+            m.ExecutorLost(epoch=state.epoch, executor=executor, incarnation=incarnation, reason=reason),
+        )
+        for incarnation, (executor, reason) in state.owed.losses.items()
+    ]
+
+
+def _decisions(
+    state: State, window: Window, items: dict[str, list[m.Item]], sizes: dict[str, list[int]]
+) -> list[Outgoing]:
+    chunks: list[tuple[Incarnation, int, list[m.Item]]] = []
+    for incarnation, of_incarnation in items.items():
+        holder = state.incarnations[incarnation]
+        number = holder.next_number
+        start, total = 0, 0
+        for index, size in enumerate(sizes[incarnation]):
+            full = total + size > limits.ENVELOPE_BYTES_MAX or index - start >= limits.ENVELOPE_ITEMS_MAX
+            if full and index > start:
+                chunks.append((holder, number, of_incarnation[start:index]))
+                number, start, total = number + 1, index, 0
+            total += size
+        chunks.append((holder, number, of_incarnation[start:]))
+    note = m.WindowNote(policy=window.policy, count=len(chunks), fallback=window.fallback)
+    return [
+        Outgoing(
+            subjects.decisions(holder.key, holder.executor),
+            m.DecisionsMade(
+                epoch=state.epoch,
+                incarnation=holder.id,
+                number=number,
+                window=window.number,
+                through_seq=window.through_seq,
+                digest=window.digest,
+                items=chunk,
+                note=note if index == 0 else None,
+            ),
+        )
+        for index, (holder, number, chunk) in enumerate(chunks)
+    ]
+
+
+def _rulings(state: State, rulings: dict[ActionId, m.Result]) -> list[Outgoing]:
+    by_client: dict[tuple[str, str], m.ActionsFinished] = {}
+    outgoing: list[Outgoing] = []
+    for action_id, result in rulings.items():
+        key = (action_id.task, action_id.client)
+        message = by_client.get(key)
+        if message is None or len(message.ids) >= limits.ENVELOPE_ITEMS_MAX // 2:
+            message = by_client[key] = m.ActionsFinished(epoch=state.epoch, ids=[], results=[], outputs=[])
+            outgoing.append(Outgoing(subjects.completions(*key), message))
+        message.ids.append(action_id.n)
+        message.results.append(m.encode(result))
+        message.outputs.append(b"")
+    return outgoing

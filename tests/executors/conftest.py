@@ -1,0 +1,216 @@
+"""Everything here runs on the real kernel: real programs, control groups where they can be written, and without.
+
+Each test of a `lab` ends by stopping the back end and checking that nothing is left of it.
+"""
+
+import asyncio
+import contextlib
+import inspect
+import os
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from tangram.executors.backend import ActionKey, Ended, Grant, OnOutput, SessionKey
+from tangram.executors.cpu.hierarchies import Hierarchies, detect
+from tangram.executors.cpu.process import ProcessBackend
+from tangram.messages import FileRead, FileWrite, Run, SessionOpen
+from tangram.outcomes import Outcome
+
+ASYNC_TEST_TIMEOUT_S = 30.0
+ONE_CORE = min(os.sched_getaffinity(0))
+MARKED = b"TANGRAM_INCARNATION="
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Async tests run on a fresh loop, those of one kind of fence on uvloop."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = pyfuncitem._fixtureinfo.argnames
+    arguments = {name: pyfuncitem.funcargs[name] for name in names}
+    labs = [argument for argument in arguments.values() if isinstance(argument, Lab)]
+
+    async def bounded() -> None:
+        async with asyncio.timeout(ASYNC_TEST_TIMEOUT_S):
+            for lab in labs:
+                lab.begin()
+            try:
+                await pyfuncitem.obj(**arguments)
+            finally:
+                for lab in labs:
+                    await lab.backend.stop()
+            for lab in labs:
+                await lab.check_nothing_left()
+
+    factory = uvloop.new_event_loop if any(lab.uses_uvloop for lab in labs) else None
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(bounded())
+    return True
+
+
+def processes() -> Iterator[int]:
+    yield from (int(name) for name in os.listdir("/proc") if name.isdecimal())
+
+
+def read_proc(pid: int, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return b""
+
+
+def state_of(pid: int) -> str:
+    """The letter of /proc/<pid>/stat; empty if there is no such process."""
+    return read_proc(pid, "stat").rpartition(b") ")[2][:1].decode()
+
+
+def alive(pid: int) -> bool:
+    return state_of(pid) not in ("", "Z", "X")
+
+
+def survivors(incarnation: str) -> list[str]:
+    """Live processes that carry the incarnation's mark or are in its control groups."""
+    mark = MARKED + incarnation.encode()
+    return [
+        f"{pid} {read_proc(pid, 'cmdline')!r}"
+        for pid in processes()
+        if alive(pid)
+        and (mark in read_proc(pid, "environ").split(b"\0") or incarnation.encode() in read_proc(pid, "cgroup"))
+    ]
+
+
+def own_zombies() -> list[int]:
+    own = str(os.getpid())
+    found = []
+    for pid in processes():
+        fields = read_proc(pid, "stat").decode(errors="replace").rpartition(") ")[2].split()
+        if fields and fields[0] == "Z" and fields[1] == own:
+            found.append(pid)
+    return found
+
+
+async def eventually(true: Callable[[], bool | Awaitable[bool]], timeout_s: float = 5.0) -> None:
+    """Waits for a condition that nothing announces."""
+    end = time.monotonic() + timeout_s
+    while True:
+        value = true()
+        if value if isinstance(value, bool) else await value:
+            return
+        assert time.monotonic() < end, "it did not come true in time"
+        await asyncio.sleep(0.01)
+
+
+class Lab:
+    """A back end with short ways to use it."""
+
+    def __init__(self, folder: Path, kind: str, cgroups: bool | Hierarchies) -> None:
+        self.kind = kind
+        self.folder = folder
+        self.has_cgroups = cgroups is not False
+        self.uses_uvloop = kind != "cgroups"
+        self._cgroups = cgroups
+        self._numbers = 0
+        self.backend: ProcessBackend
+
+    def begin(self) -> None:
+        self.incarnation = uuid.uuid4().hex[:12]
+        self.backend = ProcessBackend(self.folder, self.incarnation, cgroups=self._cgroups)
+        self._descriptors = len(os.listdir("/proc/self/fd"))
+
+    def key(self) -> ActionKey:
+        self._numbers += 1
+        return ActionKey("task", "client", self._numbers)
+
+    def run(
+        self,
+        *argv: str,
+        key: ActionKey | None = None,
+        attempt: int = 1,
+        session: SessionKey | None = None,
+        timeout_ms: int = 20_000,
+        grant: Grant | None = None,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        more_env: Mapping[str, str] | None = None,
+        cwd: str = "",
+        on_output: OnOutput | None = None,
+    ) -> "asyncio.Task[Ended]":
+        coroutine = self.backend.run(
+            key or self.key(),
+            attempt,
+            session,
+            Run(argv=argv, stdin=stdin, env=dict(env or {}), cwd=cwd),
+            grant or Grant(cores=(ONE_CORE,), millicores=1000),
+            timeout_ms=timeout_ms,
+            env=more_env or {},
+            on_output=on_output,
+        )
+        return asyncio.get_running_loop().create_task(coroutine)
+
+    def sh(self, script: str, **options: Any) -> "asyncio.Task[Ended]":
+        return self.run("/bin/sh", "-c", script, **options)
+
+    async def open(self, memory_mib: int = 0, env: Mapping[str, str] | None = None) -> SessionKey:
+        _, _, n = self.key()
+        key = SessionKey("task", "client", n)
+        ended = await self.backend.open(key, SessionOpen(env=dict(env or {})), Grant(memory_mib=memory_mib))
+        assert ended.outcome is Outcome.OK, ended
+        return key
+
+    @contextlib.asynccontextmanager
+    async def session(self, **options: Any):  # type: ignore[no-untyped-def]
+        key = await self.open(**options)
+        yield key
+        ended = await self.backend.close(key)
+        assert ended.outcome is Outcome.OK, ended
+
+    def home(self, key: SessionKey) -> Path:
+        return self.backend.folder / "sessions" / ".".join(map(str, key)) / "home"
+
+    async def write(self, key: SessionKey, path: str, data: bytes, mode: int = 0o644) -> Ended:
+        return await self.backend.write(key, FileWrite(path=path, data=data, mode=mode))
+
+    async def read(self, key: SessionKey, path: str, size_max: int = 1000) -> Ended:
+        return await self.backend.read(key, FileRead(path=path, size_max=size_max))
+
+    def survivors(self) -> list[str]:
+        return survivors(self.incarnation)
+
+    def groups(self) -> list[Path]:
+        """The control groups of single actions and sessions that are there now."""
+        return [entry for path in self.backend.paths if path.exists() for entry in path.iterdir() if entry.is_dir()]
+
+    async def check_nothing_left(self) -> None:
+        assert self.survivors() == []
+        assert own_zombies() == []
+        assert not self.backend.folder.exists()
+        assert [path for path in self.backend.paths if path.exists()] == []
+        # uvloop closes a poll handle's duplicate one turn later.
+        await eventually(lambda: len(os.listdir("/proc/self/fd")) <= self._descriptors)
+
+
+def _hierarchies(kind: str) -> bool | Hierarchies:
+    if kind == "marks":
+        return False
+    found = detect(unified=kind == "cgroups")
+    if found is None or (kind == "freezer" and found.has_kill):
+        pytest.skip(f"{kind}: this host's control groups cannot be used so")
+    return found
+
+
+@pytest.fixture(params=["cgroups", "freezer", "marks"])
+def lab(request: pytest.FixtureRequest, tmp_path: Path) -> Lab:
+    """With control groups, with those of cgroup v1 alone, and without any."""
+    return Lab(tmp_path, request.param, _hierarchies(request.param))
+
+
+@pytest.fixture
+def limited(tmp_path: Path) -> Lab:
+    """With control groups, for what cannot be had without."""
+    return Lab(tmp_path, "cgroups", _hierarchies("cgroups"))
