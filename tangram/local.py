@@ -24,21 +24,26 @@ class ProcessFailed(TangramError):
 
 
 class RoleProcess:
-    """`python -m tangram ARGUMENTS...`, in a session of its own: Ctrl-C is for us, and we end it in order."""
+    """`python -m MODULE ARGUMENTS...`, in a session of its own: Ctrl-C is for us, and we end it in order."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
         self.name, self.process, self.log = name, process, log
 
     @classmethod
     async def start(
-        cls, name: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+        cls,
+        name: str,
+        arguments: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        module: str = "tangram",
     ) -> Self:
         """Returns when the process says that it is ready. Raises ProcessFailed."""
         reading, writing = os.pipe()
         try:
             with log.open("ab") as out:
                 process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-m", "tangram", *arguments,
+                    sys.executable, "-m", module, *arguments,
                     stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=out,
                     pass_fds=(writing,), start_new_session=True,
                     env={**os.environ, **(environment or {}), PARENT: str(os.getpid()), READY_FD: str(writing)},

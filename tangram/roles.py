@@ -53,7 +53,7 @@ def say_ready() -> None:
         os.close(int(number))
 
 
-def on_signals(soft: Callable[[], None], hard: Callable[[], None]) -> None:
+def on_signals(soft: Callable[[], object], hard: Callable[[], object]) -> None:
     """SIGTERM: end in order. SIGINT, or a second SIGTERM: end now."""
     loop = asyncio.get_running_loop()
     seen: list[int] = []

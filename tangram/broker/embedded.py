@@ -25,6 +25,8 @@ from tangram.broker.server_binary import find_server
 START_TIMEOUT_S: Final = 20.0
 """A large store takes a while to be read."""
 STOP_TIMEOUT_S: Final = 10.0
+LOCK_TIMEOUT_S: Final = 0.5
+"""A server that was just killed with its parent still has its files open for a moment."""
 MAX_PAYLOAD_BYTES: Final = 1_048_576
 USER: Final = "tangram"
 URL_FILE: Final = "broker.url"
@@ -153,14 +155,19 @@ class EmbeddedServer:
 
     def _lock(self) -> int:
         descriptor = os.open(self.data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(descriptor)
-            raise EmbeddedServerError(
-                f"{self.data_dir} is in use by a running nats-server (its url is in {self.data_dir / URL_FILE})"
-            ) from None
-        return descriptor
+        deadline_s = time.monotonic() + LOCK_TIMEOUT_S
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return descriptor
+            except OSError:
+                if time.monotonic() < deadline_s:
+                    time.sleep(0.01)
+                    continue
+                os.close(descriptor)
+                raise EmbeddedServerError(
+                    f"{self.data_dir} is in use by a running nats-server (its url is in {self.data_dir / URL_FILE})"
+                ) from None
 
     def _read_credential(self) -> None:
         if self._password:

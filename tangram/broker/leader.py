@@ -47,25 +47,34 @@ class LeaderWriter:
         data: bytes,
         *,
         timeout_s: float = 5.0,
-        pipelined: bool = True,
+        pipelined: bool | None = None,
         give_up_s: float = GIVE_UP_S,
     ) -> "LeaderWriter":
         """Stores the record `data` as the successor of what is last on `subject_leader`.
 
-        `pipelined` False awaits each write before the next, which a replicated stream needs (it answers 10164 to a
-        second conditional message while one is in process).
+        `pipelined` False awaits each write before the next, which a replicated stream needs: it answers 10164 to a
+        second conditional message while one is in process, and 50 of them then take seconds. None asks the stream.
         Raises NotLeader if another was faster, BrokerTimeout when it is not known to be stored after `timeout_s` (acquire
         again: the next record supersedes it), BrokerUnavailable, ApiError (no such stream).
         """
-        begin_s = asyncio.get_running_loop().time()
-        last = await last_for(broker, stream, subject_leader, timeout_s=timeout_s)
-        timeout_s -= asyncio.get_running_loop().time() - begin_s
-        headers = {
-            "Nats-Msg-Id": f"leader-{secrets.token_hex(16)}",
-            "Nats-Expected-Last-Subject-Sequence": str(last.seq if last is not None else 0),
-        }
-        ack = await _insist(broker, subject_leader, data, headers, timeout_s)
-        return cls(broker, subject_leader, ack.seq, pipelined=pipelined, give_up_s=give_up_s)
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
+        if pipelined is None:
+            info = await broker.api(f"STREAM.INFO.{stream}", timeout_s=timeout_s)
+            pipelined = info["config"]["num_replicas"] == 1
+        last = await last_for(broker, stream, subject_leader, timeout_s=max(0.001, deadline_s - loop.time()))
+        msg_id = f"leader-{secrets.token_hex(16)}"
+        headers = {"Nats-Msg-Id": msg_id, "Nats-Expected-Last-Subject-Sequence": str(last.seq if last is not None else 0)}
+        try:
+            epoch = (await _insist(broker, subject_leader, data, headers, deadline_s)).seq
+        except NotLeader:
+            # The server looks at the condition before the id: a retry after a lost acknowledgement reads as if
+            # another had been faster, though the record that is last is ours.
+            last = await last_for(broker, stream, subject_leader, timeout_s=max(0.1, deadline_s - loop.time()))
+            if last is None or last.headers is None or last.headers.get("Nats-Msg-Id") != msg_id:
+                raise
+            epoch = last.seq
+        return cls(broker, subject_leader, epoch, pipelined=pipelined, give_up_s=give_up_s)
 
     def write_soon(self, subject: str, data: bytes, msg_id: str) -> asyncio.Future[PubAck]:
         """Sends one write without waiting and without a retry. The future fails as that of `Broker.publish_soon` does."""
@@ -80,9 +89,10 @@ class LeaderWriter:
         """Stores `writes`, returns their acknowledgements in order; `duplicate` means that a retry found it stored.
 
         Pipelined, so the first round reaches the log in order; what was refused as Busy or got no answer is sent again
-        under its id, and may then stand behind its successors. Raises NotLeader (there is a newer record: what is not
-        acknowledged was not and will not be stored), BrokerTimeout after `give_up_s` (some may still be stored: acquire
-        anew and read up to the new record), MessageTooLarge or PublishRefused (the rest may be stored).
+        under its id, and may then stand behind its successors. Raises NotLeader (there is a newer record: nothing of this
+        is stored behind it, what got no answer before may be stored in front of it), BrokerTimeout after `give_up_s`
+        (some may still be stored: acquire anew and read up to the new record), MessageTooLarge or PublishRefused (the
+        rest may be stored).
         """
         if not self._pipelined:
             return [(await self._store([write]))[0] for write in writes]
@@ -140,10 +150,9 @@ class LeaderWriter:
         return {"Nats-Msg-Id": msg_id, **self._condition}
 
 
-async def _insist(broker: Broker, subject: str, data: bytes, headers: dict[str, str], timeout_s: float) -> PubAck:
-    """Publishes until there is an answer that is not Busy: a lost acknowledgement comes back as a duplicate."""
+async def _insist(broker: Broker, subject: str, data: bytes, headers: dict[str, str], deadline_s: float) -> PubAck:
+    """Publishes until there is an answer that is not Busy."""
     loop = asyncio.get_running_loop()
-    deadline_s = loop.time() + timeout_s
     pause_s = BACKOFF_S
     while True:
         left_s = deadline_s - loop.time()
@@ -153,6 +162,6 @@ async def _insist(broker: Broker, subject: str, data: bytes, headers: dict[str, 
             if broker.is_closed:
                 raise
             if loop.time() + pause_s > deadline_s:
-                raise BrokerTimeout(f"{subject}: not known to be stored after {timeout_s:g} s: {error}") from error
+                raise BrokerTimeout(f"{subject}: not known to be stored: {error}") from error
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, BACKOFF_MAX_S)

@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from nats import errors as nats_errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as NatsSubscription
@@ -247,16 +246,17 @@ class Link:
 
     async def _on_error(self, error: Exception) -> None:
         words = str(from_nats(error))
-        if isinstance(error, (ConnectionResetError, nats_errors.UnexpectedEOF)) and self.nc._server_info.get("auth_required"):
-            # The server's refusal is lost when it closes with our ping unread; a server that is just going down does not
-            # do this again and again.
+        connecting = self._watch_task is None
+        if connecting and isinstance(error, ConnectionResetError) and self.nc._server_info.get("auth_required"):
+            # The server's refusal is lost when it closes with our ping unread; one that is going down does not do this
+            # again and again.
             words = f"{words} (authorization refused?)"
             self._resets += 1
         if "authorization violation" in words.lower() or self._resets >= RESETS_MAX:
             self._refused.set()
         if words != self._last_error:  # a server that is away fails ten times a second with the same words
             self._last_error = words
-            if self._watch_task is not None:
+            if not connecting:
                 log.warning("%s: %s", self.url, words)
 
     async def _on_nats_closed(self) -> None:

@@ -29,6 +29,9 @@ HELD_BATCHES_MAX: Final = 4
 RETRY_S: Final = 0.075
 """Between tries while the consumer does not exist yet, which is normal: somebody else makes it."""
 HEARTBEATS_MISSED_MAX: Final = 2.5
+PROOF_TIMEOUT_S: Final = 30.0
+GRACE_S: Final = 0.2
+"""Between the proof that the server has our request and the judgement that what should have come did not."""
 _REQUEST_ENDED = ("Message Size Exceeds MaxBytes", "Batch Completed")
 
 
@@ -72,7 +75,9 @@ class Pull:
         )
         self._loop = asyncio.get_running_loop()
         self._asked = 0
-        self._heard_s = self._loop.time()
+        self._asked_s = self._heard_s = self._loop.time()
+        self._proved_s = 0.0
+        self._proof: asyncio.Task[None] | None = None
         self._subscription: Subscription | None = None
         self._inbox = ""
         self._ended = asyncio.Event()
@@ -95,6 +100,7 @@ class Pull:
         if self._asked == 0:
             self._heard_s = self._loop.time()  # no heartbeats came while nothing was asked
         self._asked += self._batch
+        self._asked_s = self._loop.time()
         self._broker.send_soon(self._subject, self._body, reply=self._inbox)
 
     def fail(self, reason: str) -> None:
@@ -108,16 +114,41 @@ class Pull:
             async with asyncio.timeout(timeout_s):
                 await self._ended.wait()
         except TimeoutError:
-            silent_s = self._loop.time() - self._heard_s
             if self._broker.is_closed:
                 self.fail("the connection is closed")
-            elif self._asked > 0 and self._broker.is_connected and silent_s > HEARTBEATS_MISSED_MAX * self._heartbeat_s:
-                self.fail(f"no heartbeat for {silent_s:.1f} s")
+            elif self._asked > 0 and self.overdue(self._heard_s, HEARTBEATS_MISSED_MAX * self._heartbeat_s):
+                self.fail(f"no heartbeat for {self._loop.time() - self._heard_s:.1f} s")
             self.top_up()
         return bool(self.trouble)
 
+    def overdue(self, since_s: float, patience_s: float) -> bool:
+        """True when more than `patience_s` have passed since `since_s` (loop time) and it is not the connection's fault.
+
+        Our request may wait behind thousands of publishes that the server still has to sync; asking anew would only make
+        that worse. So silence counts when a ping sent after the request has been answered. Call it again and again.
+        """
+        now_s = self._loop.time()
+        if now_s - since_s <= patience_s or not self._broker.is_connected:
+            return False
+        if self._proved_s < self._asked_s:
+            if self._proof is None or self._proof.done():
+                self._proof = asyncio.create_task(self._prove())
+            return False
+        return now_s - max(since_s, self._proved_s) > GRACE_S
+
+    async def _prove(self) -> None:
+        begin_s = self._loop.time()
+        try:
+            await self._broker.flush(PROOF_TIMEOUT_S)
+        except BrokerError:
+            return
+        if begin_s >= self._asked_s:
+            self._proved_s = self._loop.time()
+
     async def close(self) -> None:
         self.fail("closed")
+        if self._proof is not None:
+            self._proof.cancel()
         if self._subscription is not None:
             await self._subscription.unsubscribe()
 

@@ -193,8 +193,7 @@ class LogReader:
         self._mailbox.put(message, len(delivery.data))
 
     def _check_expected(self, pull: Pull) -> None:
-        overdue = self._expected_seq >= self.next_seq and self._loop.time() - self._progress_s > EXPECT_S
-        if overdue and self._has_room() and self._broker.is_connected:
+        if self._expected_seq >= self.next_seq and self._has_room() and pull.overdue(self._progress_s, EXPECT_S):
             pull.fail(f"{self._expected_seq} is stored and has not arrived")
 
     def _fail(self, reason: str) -> None:

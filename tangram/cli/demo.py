@@ -1,1 +1,73 @@
-def add_to(c): pass
+"""`tangram demo`: real coding actions from concurrent trajectories, under a static reservation and under Tangram."""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tangram import roles
+from tangram.cli import common
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def add_to(commands: "Commands") -> None:
+    command = commands.add_parser("demo", help="the main job on an embedded broker, against a static baseline")
+    common.add_verbose(command)
+    command.add_argument("--workload", default="coding", choices=["coding"])
+    command.add_argument("--sandbox", default="process", choices=["process"])
+    command.add_argument("--seed", type=int, default=1)
+    command.add_argument("--trajectories", type=common.positive, default=16, metavar="N")
+    command.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+    command.set_defaults(handler=handle)
+
+
+def handle(given: argparse.Namespace) -> int:
+    roles.set_up_logging(given.verbose)
+    return roles.run_loop(_run(given))
+
+
+async def _run(given: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from tangram.demo.config import DemoConfig
+    from tangram.demo.progress import Progress
+    from tangram.demo.report import show
+    from tangram.demo.runner import compare
+    from tangram.local import LocalStack
+
+    config = DemoConfig(seed=given.seed, trajectories=given.trajectories)
+    console = Console(stderr=given.json)
+    command = f"tangram demo --seed {given.seed} --trajectories {given.trajectories}"
+    running = asyncio.current_task()
+    assert running is not None
+    roles.on_signals(running.cancel, running.cancel)
+    folder = Path(tempfile.mkdtemp(prefix="tangram-demo-"))
+
+    @contextlib.asynccontextmanager
+    async def stack(policy: str) -> AsyncIterator[str]:
+        settings = {"static_units": config.static_units}
+        async with LocalStack(folder / policy, policy=policy, settings=settings, verbose=given.verbose) as local:
+            yield local.url
+
+    try:
+        async with Progress(console) as progress:
+            found = await compare(config, stack, progress, command=command)
+    except asyncio.CancelledError:
+        print("tangram: interrupted", file=sys.stderr)
+        return 130
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    show(found, console)
+    console.print(f"seed {given.seed}; again with: {command}")
+    if given.json:
+        print(json.dumps(found))
+    return 1 if any(figures["wrong"] for figures in found["policies"].values()) else 0
+

@@ -27,7 +27,12 @@ def add_to(commands: "Commands") -> None:
     cpu.add_argument("--host", help="name of this machine (default: its host name)")
     cpu.add_argument("--cores", metavar="N|LIST", help="how many cores to offer, or which (0-3,8); default: all")
     cpu.add_argument("--memory", metavar="SIZE", help='memory to offer, such as "16GiB" (default: what this machine has)')
-    cpu.add_argument("--sandbox", default="process", choices=["process"], help="process: no isolation")
+    cpu.add_argument(
+        "--sandbox",
+        default="process",
+        choices=["process", "none"],
+        help="process: no isolation; none: runs nothing, and may offer cores that do not exist (to measure the path)",
+    )
     cpu.add_argument("--state", type=Path, help="folder for locks and sandboxes (default: $TANGRAM_HOME/executors)")
     cpu.add_argument("--drain", type=float, default=30.0, metavar="S", help="seconds that SIGTERM leaves what runs")
     cpu.add_argument("--no-cgroups", action="store_true", help="do not use control groups even where they can be written")
@@ -45,6 +50,7 @@ async def _run(given: argparse.Namespace) -> int:
     from tangram.config import broker_url, home
     from tangram.executors.backend import Backend
     from tangram.executors.cpu.process import ProcessBackend
+    from tangram.executors.none import NoBackend
     from tangram.executors.presence import Claim, ExecutorAlreadyRunning
     from tangram.executors.service import ExecutorConfig, ExecutorService
 
@@ -53,12 +59,14 @@ async def _run(given: argparse.Namespace) -> int:
         name=subjects.token(given.name or f"{host[:50]}-{os.getpid()}", "name"),
         host=host,
         state=given.state or home() / "executors",
-        cores=offered_cores(given.cores),
+        cores=(tuple(range(int(given.cores or 1))),) if given.sandbox == "none" else offered_cores(given.cores),
         capacity={"memory": _memory(given.memory)},
         drain_s=given.drain,
     )
 
     def make_backend(claim: Claim) -> Backend:
+        if given.sandbox == "none":
+            return NoBackend()
         backend = ProcessBackend(
             config.state / host / "sandboxes", claim.incarnation, cgroups=False if given.no_cgroups else None
         )

@@ -7,6 +7,7 @@ import argparse
 import asyncio
 import json
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tangram import roles
@@ -88,14 +89,14 @@ async def _run(given: argparse.Namespace) -> int:
     return exit_code(result)
 
 
-def _show_rest(result: "Result", printed: dict[str, int], show: "object") -> None:
+def _show_rest(result: "Result", printed: dict[str, int], show: Callable[[str, bytes], None]) -> None:
     """Live output is best effort; the result has what counts."""
     for stream, kept, total in (
         ("stdout", result.stdout, result.stdout_bytes),
         ("stderr", result.stderr, result.stderr_bytes),
     ):
         if printed[stream] < total and printed[stream] <= len(kept):
-            show(stream, kept[printed[stream] :])  # type: ignore[operator]
+            show(stream, kept[printed[stream] :])
 
 
 def exit_code(result: "Result") -> int:

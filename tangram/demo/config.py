@@ -32,11 +32,11 @@ class DemoConfig:
     seed: int = 1
     trajectories: int = 16
     broken: int = 10
-    suites_low: int = 1
-    suites_high: int = 3
+    suites_low: int = 0
+    suites_high: int = 2
     suite_problems: int = 8
     suite_units: int = 8
-    work_s: float = 0.1
+    work_s: float = 0.12
     active_share: float = 0.47
     static_units: int = 1
     timeout_s: float = 60.0

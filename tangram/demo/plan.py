@@ -100,9 +100,7 @@ def _draw_one(
     return Plan(trajectory=trajectory, solved=tuple(problem.task_id for problem in own), steps=tuple(steps))
 
 
-def _attempt(
-    rng: random.Random, kind: Kind, path: str, text: str, programs: int, work_s: float, expected: Outcome
-) -> list[Step]:
+def _attempt(rng: random.Random, kind: Kind, path: str, text: str, programs: int, work_s: float, expected: Outcome) -> list[Step]:
     """The model thinks, writes a file and runs it at once."""
     return [
         Step(kind=Kind.WRITE, pause=rng.lognormvariate(0.0, 0.5), path=path, text=text),

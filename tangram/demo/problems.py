@@ -43,7 +43,7 @@ def load() -> tuple[Problem, ...]:
     return tuple(problems)
 
 
-_SPOIL: Final = '''
+_SPOIL: Final = """
 def _spoiled(solve):
     def attempt(*args):
         answer = solve(*args)
@@ -53,7 +53,7 @@ def _spoiled(solve):
             return answer + 1
         return None if answer is not None else 0
     return attempt
-'''
+"""
 
 _BODIES: Final = {"no answer": "    return None\n", "not written": "    raise NotImplementedError\n"}
 FAULTS: Final = ("wrong answer", *_BODIES)

@@ -78,9 +78,7 @@ class Progress:
         if not self._console.is_terminal and text:
             self._console.print(text, highlight=False)
 
-    def begin(
-        self, policy: str, trajectories: int, actions: int, load: Callable[[], tuple[int, int]] | None = None
-    ) -> Counts:
+    def begin(self, policy: str, trajectories: int, actions: int, load: Callable[[], tuple[int, int]] | None = None) -> Counts:
         counts = Counts(policy=policy, trajectories=trajectories, actions=actions, load=load)
         self._rows.append(counts)
         return counts
@@ -104,9 +102,7 @@ class Progress:
         self._task = asyncio.create_task(self._redraw() if self._console.is_terminal else self._lines())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

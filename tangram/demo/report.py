@@ -100,7 +100,8 @@ def _ratio(baseline: float, ours: float) -> float:
 
 _NOTE: Final = (
     "ACT: from submitting an action to having its result. Opening a session is an action: under a reservation it waits "
-    "there for its cores, and that wait is part of the mean. Overhead: the share of all ACT that is neither queue nor run."
+    "there for its cores, and that wait is part of the mean. Overhead: the share of all ACT that is neither queue nor "
+    "run."
 )
 _ROWS: Final[tuple[tuple[str, Callable[[PolicyFigures], str]], ...]] = (
     ("mean ACT", lambda row: f"{row['mean_act_s']:.3f} s"),

@@ -5,6 +5,7 @@ import functools
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
+from typing import Final
 
 from tangram.demo.calibration import calibrate
 from tangram.demo.config import POLICIES, STATIC, TASK, DemoConfig
@@ -23,10 +24,11 @@ Stack = Callable[[str], AbstractAsyncContextManager[str]]
 Load = Callable[[str], tuple[int, int]]
 """load(policy) tells how many actions are (running, queued) in that policy's stack."""
 
+CLOSE_S: Final = 10.0
+"""For closing all sessions after an error, in which the executor ends what runs in them."""
 
-async def compare(
-    config: DemoConfig, stack: Stack, progress: Progress, *, command: str, load_of: Load | None = None
-) -> Report:
+
+async def compare(config: DemoConfig, stack: Stack, progress: Progress, *, command: str, load_of: Load | None = None) -> Report:
     """The demo's main job: the same plans under every policy, one policy after the other.
 
     Raises ConfigError without the problems; TangramError if the calibration fails or a policy does not finish within
@@ -59,9 +61,7 @@ async def run_policy(
     actions = sum(1 + len(plan.steps) for plan in plans)
     counts = progress.begin(policy, len(plans), actions, load_of and functools.partial(load_of, policy))
     trajectories = [
-        Trajectory(
-            client=client, config=config, plan=plan, pauses=pauses(plan, costs, config.active_share), counts=counts
-        )
+        Trajectory(client=client, config=config, plan=plan, pauses=pauses(plan, costs, config.active_share), counts=counts)
         for plan in plans
     ]
     started_s = time.monotonic()
@@ -87,6 +87,11 @@ async def _together(runs: Sequence[Coroutine[None, None, None]]) -> None:
     try:
         await asyncio.gather(*tasks)
     finally:
+        # The first cancellation lets a trajectory close its session. Where nobody answers, the second ends that too.
+        for _ in range(2):
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks, timeout=CLOSE_S)
         for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+            if task.done() and not task.cancelled():
+                task.exception()  # has been raised above, or came of the cancellation

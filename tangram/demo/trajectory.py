@@ -43,8 +43,8 @@ async def act(box: Session, step: Step, config: DemoConfig, units: int | tuple[i
 
 @dataclass(slots=True, kw_only=True)
 class Trajectory:
-    """Runs `plan`, with `pauses` seconds before its steps. `records` grows as outcomes come; `last_s` is the time of the
-    latest, on the clock of time.monotonic. `life` is None until the session was closed."""
+    """Runs `plan`, with `pauses` seconds before its steps. `records` grows as outcomes come; `last_s` is the time of
+    the latest, on the clock of time.monotonic. `life` is None until the session was closed."""
 
     client: Client
     config: DemoConfig

@@ -64,9 +64,7 @@ def _write_info(folder: Path, info: dict[str, Any]) -> None:
 class Claim:
     """This process is `executor` on this host, in a new `incarnation`, until `release` or its death."""
 
-    def __init__(
-        self, executor: str, incarnation: str, folder: Path, locks: Sequence[int], info: dict[str, Any]
-    ) -> None:
+    def __init__(self, executor: str, incarnation: str, folder: Path, locks: Sequence[int], info: dict[str, Any]) -> None:
         self.executor = executor
         self.incarnation = incarnation
         self.folder = folder
@@ -151,8 +149,7 @@ class DeadIncarnation:
         end = time.monotonic() + budget_s
         gone = True
         if self._info.get("boot_id") == host_identity()[1]:
-            for group in self._paths("cgroups"):
-                gone &= groups.clear_now(group, max(0.1, end - time.monotonic()))
+            gone &= groups.clear_now(self._paths("cgroups"), max(0.1, end - time.monotonic()))
             mark = f"{environment.INCARNATION}={self.incarnation}".encode()
             leaders: dict[int, int] = {}
             for ledger in self._paths("ledgers"):

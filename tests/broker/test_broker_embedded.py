@@ -33,6 +33,12 @@ def until_gone(pid: int, timeout_s: float = 5.0) -> bool:
     return True
 
 
+def listening_on(server: EmbeddedServer) -> list[str]:
+    """Local addresses, as the kernel writes them, on which anybody listens to the server's port."""
+    rows = [row.split() for table in ("tcp", "tcp6") for row in Path(f"/proc/{server.pid}/net/{table}").read_text().splitlines()]
+    return [row[1] for row in rows if row[1].endswith(f":{server.port:04X}") and row[3] == "0A"]
+
+
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
@@ -74,12 +80,9 @@ def test_only_the_owner_can_read_the_credential(tmp_path: Path) -> None:
 
 
 async def test_nobody_gets_in_without_it_and_only_from_this_machine(server: EmbeddedServer) -> None:
-    with pytest.raises(BrokerUnavailable, match="(?i)authorization"):
+    with pytest.raises(BrokerUnavailable, match=r"(?i)authorization"):
         await Broker.connect(f"nats://127.0.0.1:{server.port}", name="t", connect_timeout_s=2.0)
-    listening = Path(f"/proc/{server.pid}/net/tcp").read_text() + Path(f"/proc/{server.pid}/net/tcp6").read_text()
-    port = f":{server.port:04X} "
-    local = [line.split()[1] for line in listening.splitlines() if port in line and line.split()[3] == "0A"]
-    assert local == [f"0100007F:{server.port:04X}"]
+    assert listening_on(server) == [f"0100007F:{server.port:04X}"]
 
 
 def test_one_server_a_folder(tmp_path: Path, server: EmbeddedServer) -> None:
@@ -122,17 +125,16 @@ def test_it_dies_with_its_parent(tmp_path: Path) -> None:
         "import sys, time; from pathlib import Path; from tangram.broker import EmbeddedServer\n"
         "server = EmbeddedServer.start(Path(sys.argv[1])); print(server.pid, flush=True); time.sleep(60)"
     )
-    parent = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", script, str(tmp_path / "nats")],
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         text=True,
-    )
-    assert parent.stdout is not None
-    pid = int(parent.stdout.readline())
-    assert is_running(pid)
-    os.kill(parent.pid, signal.SIGKILL)
-    parent.wait()
+    ) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert is_running(pid)
+        os.kill(parent.pid, signal.SIGKILL)
     assert until_gone(pid)
     with EmbeddedServer.start(tmp_path / "nats"):  # and the folder is free
         pass

@@ -130,10 +130,9 @@ async def test_everything_is_stored_in_order_over_kills(
         async def produce() -> None:
             n = 0
             while not done.is_set() or n < 2_000:
-                for key in added:
-                    item = b"%d" % n
-                    publisher.add(key, item)
-                    added[key].append(item)
+                for key, items in added.items():
+                    items.append(b"%d" % n)
+                    publisher.add(key, items[-1])
                 n += 1
                 if n % 20 == 0:
                     await asyncio.sleep(0.001)

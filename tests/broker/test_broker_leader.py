@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from typing import Any
 
 import pytest
 
@@ -100,6 +101,34 @@ async def test_its_own_late_writes_are_fenced_once_it_acquired_anew(
         assert [message.data for message in messages if message.seq > again.epoch] == [b"again-0", b"again-1"]
         with pytest.raises(BrokerTimeout):
             await before.write_all(writes("more", 1))
+
+
+class LosesOneAck(Broker):
+    """The real thing, but the first acknowledgement does not arrive."""
+
+    lost = False
+
+    async def publish(self, subject: str, data: bytes, **options: Any) -> PubAck:
+        ack = await super().publish(subject, data, **options)
+        if not self.lost:
+            self.lost = True
+            raise BrokerTimeout("lost")
+        return ack
+
+
+async def test_a_record_whose_acknowledgement_was_lost_is_recognised(
+    server: EmbeddedServer, connect: Connect, make_stream: MakeStream
+) -> None:
+    """The server looks at the condition before the message id, so the retry reads as if another had been faster."""
+    async with connect() as other:
+        await make_stream(other)
+        await acquire(other, b"other")
+        broker = await LosesOneAck.connect(server.url, name="t")
+        leader = await acquire(broker, b"mine")
+        assert broker.lost
+        assert leader.epoch == 2
+        assert len(await leader.write_all(writes("a", 3))) == 3
+        await broker.close()
 
 
 async def test_raced_takeovers_leave_one_leader(connect: Connect, make_stream: MakeStream) -> None:

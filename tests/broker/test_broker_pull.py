@@ -4,9 +4,10 @@ import asyncio
 import socket
 import subprocess
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,16 +21,16 @@ Eventually = Callable[..., Awaitable[None]]
 
 
 async def ensure(
-    broker: Broker, name: str = "c", filters: tuple[str, ...] = ("s.>",), start_seq: int = 1, **options: float
+    broker: Broker, name: str = "c", filters: tuple[str, ...] = ("s.>",), start_seq: int = 1, **options: Any
 ) -> bool:
     return await ensure_consumer(
         broker, "S", name, filter_subjects=list(filters), start_seq=start_seq, **{"inactive_threshold_s": 60.0, **options}
     )
 
 
-async def read(loop: PullLoop, count: int, timeout_s: float = 10.0) -> list[Delivered]:
-    """Takes batches until `count` different messages are there, acknowledging each."""
-    messages: dict[int, Delivered] = {}
+async def read(loop: PullLoop, count: int, seen: dict[int, Delivered] | None = None, timeout_s: float = 10.0) -> list[Delivered]:
+    """Takes batches, acknowledging each message, until there are `count` different ones, those in `seen` included."""
+    messages = dict(seen or {})
     deadline_s = time.monotonic() + timeout_s
     while len(messages) < count:
         assert time.monotonic() < deadline_s, f"{len(messages)} of {count}"
@@ -140,7 +141,7 @@ async def test_unacknowledged_comes_again_acknowledged_does_not(
         loop.ack(again)
 
         async def settled() -> bool:
-            return (await broker.api("CONSUMER.INFO.S.c"))["num_ack_pending"] == 0
+            return bool((await broker.api("CONSUMER.INFO.S.c"))["num_ack_pending"] == 0)
 
         await eventually(settled)
         assert await loop.batch(timeout_s=0.3) == []
@@ -154,17 +155,17 @@ async def test_reading_goes_on_over_kills(
         await make_stream(broker)
         await ensure(broker, ack_wait_s=0.5)
         loop = await PullLoop.start(broker, "S", "c")
-        seen: set[int] = set()
+        seen: dict[int, Delivered] = {}
         stored: list[int] = []
         for kill in range(3):
             stored += [ack.seq for ack in await asyncio.gather(*(writer.publish_soon("s.a", b"x") for _ in range(200)))]
             if kill < 2:
-                seen |= {message.seq for message in await loop.batch(timeout_s=1.0)}
+                seen |= {message.seq: message for message in await loop.batch(timeout_s=1.0)}
                 server.kill()
                 await asyncio.to_thread(server.restart)
                 await eventually(lambda kill=kill: broker.reconnects == writer.reconnects == kill + 1)
-        seen |= {message.seq for message in await read(loop, len(set(stored) - seen))}
-        assert seen == set(stored) == set(range(1, 601))
+        assert set(stored) == set(range(1, 601))
+        assert [message.seq for message in await read(loop, 600, seen)] == list(range(1, 601))
         await loop.close()
 
 
@@ -201,24 +202,26 @@ async def ack_subject(broker: Broker) -> str:
     return await replies.get()
 
 
-async def test_servers_still_send_acks_of_the_first_form_by_default(tmp_path: Path, make_stream: MakeStream) -> None:
-    """The canary: when a server's default flips, this says so. (We read both; nats-py's ordered consumers do not.)"""
+@pytest.fixture
+def bare_server_url(tmp_path: Path) -> Iterator[str]:
+    """A server with nothing configured but its port and store."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    process = subprocess.Popen(
-        [str(find_server()), "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(tmp_path), "-l", str(tmp_path / "log")]
-    )
-    try:
-        broker = await Broker.connect(f"nats://127.0.0.1:{port}", name="canary")
-        await make_stream(broker)
-        await ensure(broker)
-        await broker.publish("s.a", b"x")
-        assert len((await ack_subject(broker)).split(".")) == 9
-        await broker.close()
-    finally:
+    command = [str(find_server()), "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(tmp_path), "-l", str(tmp_path / "log")]
+    with subprocess.Popen(command) as process:
+        yield f"nats://127.0.0.1:{port}"
         process.kill()
-        process.wait()
+
+
+async def test_servers_still_send_acks_of_the_first_form_by_default(bare_server_url: str, make_stream: MakeStream) -> None:
+    """The canary: when a server's default flips, this says so. (We read both; nats-py's ordered consumers do not.)"""
+    broker = await Broker.connect(bare_server_url, name="canary")
+    await make_stream(broker)
+    await ensure(broker)
+    await broker.publish("s.a", b"x")
+    assert len((await ack_subject(broker)).split(".")) == 9
+    await broker.close()
 
 
 async def test_acks_of_the_second_form_are_read_as_well(tmp_path: Path, make_stream: MakeStream) -> None:

@@ -189,7 +189,8 @@ async def test_republished_results_say_where_they_come_from(connect: Connect) ->
         acks = [await broker.publish("tangram.completions.coding.c1", b"%d" % n) for n in range(2)]
         first, second = await results.get(), await results.get()
         assert (first.subject, first.data, first.headers is not None) == ("tangram.results.coding.c1", b"0", True)
-        assert first.headers is not None and second.headers is not None
+        assert first.headers is not None
+        assert second.headers is not None
         assert first.headers["Nats-Stream"] == "TANGRAM"
         assert first.headers["Nats-Subject"] == "tangram.completions.coding.c1"
         assert [int(delivery.headers["Nats-Sequence"]) for delivery in (first, second) if delivery.headers] == [

@@ -29,7 +29,8 @@ def test_a_seed_gives_one_plan() -> None:
 def test_all_problems_are_solved_and_ten_are_first_missed(seed: int, trajectories: int) -> None:
     plans = draw(DemoConfig(seed=seed, trajectories=trajectories), PROBLEMS)
     solved = [name for plan in plans for name in plan.solved]
-    assert len(plans) == trajectories and all(plan.solved for plan in plans)
+    assert len(plans) == trajectories
+    assert all(plan.solved for plan in plans)
     assert set(solved) == {problem.task_id for problem in PROBLEMS}
     assert len(solved) == max(COUNT, trajectories)
     failing = [step for plan in plans for step in plan.steps if step.expected is Outcome.FAILED]
@@ -54,7 +55,8 @@ def test_alone_on_one_core_a_trajectory_acts_for_its_share(seed: int, share: flo
         thinking = pauses(plan, COSTS, share)
         active_s = math.fsum(COSTS.active_s(step) for step in plan.steps)
         assert active_s / (active_s + math.fsum(thinking)) == pytest.approx(share)
-        assert all((pause > 0) is (step.kind is Kind.WRITE) or share == 1.0 for pause, step in zip(thinking, plan.steps))
+        for pause, step in zip(thinking, plan.steps, strict=True):
+            assert (pause > 0) is (step.kind is Kind.WRITE and share < 1)
 
 
 def test_slower_actions_leave_the_work_as_it_is() -> None:
@@ -65,7 +67,8 @@ def test_slower_actions_leave_the_work_as_it_is() -> None:
         for slower, faster in zip(pauses(plan, slow, 0.47), pauses(plan, COSTS, 0.47), strict=True)
         if faster
     }
-    assert len(ratios) == 1 and ratios.pop() > 1
+    assert len(ratios) == 1
+    assert ratios.pop() > 1
 
 
 def test_elastic_actions_are_within_their_bounds() -> None:
@@ -74,7 +77,7 @@ def test_elastic_actions_are_within_their_bounds() -> None:
         suites = [step for step in plan.steps if step.kind is Kind.SUITE]
         assert 2 <= len(suites) <= 4
         assert {step.programs for step in suites} == {5}
-        assert all(5 * 0.03 <= step.work_s <= 5 * 0.3 for step in suites)
+        assert all(5 * 0.3 * 0.12 <= step.work_s <= 5 * 3 * 0.12 for step in suites)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +87,7 @@ def test_elastic_actions_are_within_their_bounds() -> None:
         ("trajectories", 1_025),
         ("broken", 165),
         ("broken", -1),
-        ("suites_high", 0),
+        ("suites_high", -1),
         ("suite_problems", 0),
         ("suite_units", 0),
         ("work_s", -0.1),

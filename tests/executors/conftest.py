@@ -5,11 +5,10 @@ Each test of a `lab` ends by stopping the back end and checking that nothing is 
 
 import asyncio
 import contextlib
-import inspect
 import os
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,36 +21,16 @@ from tangram.executors.cpu.process import ProcessBackend
 from tangram.messages import FileRead, FileWrite, Run, SessionOpen
 from tangram.outcomes import Outcome
 
-ASYNC_TEST_TIMEOUT_S = 30.0
 ONE_CORE = min(os.sched_getaffinity(0))
 MARKED = b"TANGRAM_INCARNATION="
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Async tests run on a fresh loop, those of one kind of fence on uvloop."""
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
-        return None
-    names = pyfuncitem._fixtureinfo.argnames
-    arguments = {name: pyfuncitem.funcargs[name] for name in names}
-    labs = [argument for argument in arguments.values() if isinstance(argument, Lab)]
-
-    async def bounded() -> None:
-        async with asyncio.timeout(ASYNC_TEST_TIMEOUT_S):
-            for lab in labs:
-                lab.begin()
-            try:
-                await pyfuncitem.obj(**arguments)
-            finally:
-                for lab in labs:
-                    await lab.backend.stop()
-            for lab in labs:
-                await lab.check_nothing_left()
-
-    factory = uvloop.new_event_loop if any(lab.uses_uvloop for lab in labs) else None
-    with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(bounded())
-    return True
+@pytest.fixture
+def event_loop_policy(request: pytest.FixtureRequest) -> asyncio.AbstractEventLoopPolicy:
+    """Two of the three kinds of fences are tried on uvloop, the first on asyncio's own loop."""
+    callspec = getattr(request.node, "callspec", None)
+    on_uvloop = callspec is not None and callspec.params.get("lab") in {"freezer", "marks"}
+    return uvloop.EventLoopPolicy() if on_uvloop else asyncio.DefaultEventLoopPolicy()
 
 
 def processes() -> Iterator[int]:
@@ -80,8 +59,7 @@ def survivors(incarnation: str) -> list[str]:
     return [
         f"{pid} {read_proc(pid, 'cmdline')!r}"
         for pid in processes()
-        if alive(pid)
-        and (mark in read_proc(pid, "environ").split(b"\0") or incarnation.encode() in read_proc(pid, "cgroup"))
+        if alive(pid) and (mark in read_proc(pid, "environ").split(b"\0") or incarnation.encode() in read_proc(pid, "cgroup"))
     ]
 
 
@@ -95,13 +73,10 @@ def own_zombies() -> list[int]:
     return found
 
 
-async def eventually(true: Callable[[], bool | Awaitable[bool]], timeout_s: float = 5.0) -> None:
+async def eventually(true: Callable[[], bool], timeout_s: float = 5.0) -> None:
     """Waits for a condition that nothing announces."""
     end = time.monotonic() + timeout_s
-    while True:
-        value = true()
-        if value if isinstance(value, bool) else await value:
-            return
+    while not true():
         assert time.monotonic() < end, "it did not come true in time"
         await asyncio.sleep(0.01)
 
@@ -109,11 +84,8 @@ async def eventually(true: Callable[[], bool | Awaitable[bool]], timeout_s: floa
 class Lab:
     """A back end with short ways to use it."""
 
-    def __init__(self, folder: Path, kind: str, cgroups: bool | Hierarchies) -> None:
-        self.kind = kind
+    def __init__(self, folder: Path, cgroups: bool | Hierarchies) -> None:
         self.folder = folder
-        self.has_cgroups = cgroups is not False
-        self.uses_uvloop = kind != "cgroups"
         self._cgroups = cgroups
         self._numbers = 0
         self.backend: ProcessBackend
@@ -164,7 +136,7 @@ class Lab:
         return key
 
     @contextlib.asynccontextmanager
-    async def session(self, **options: Any):  # type: ignore[no-untyped-def]
+    async def session(self, **options: Any) -> AsyncIterator[SessionKey]:
         key = await self.open(**options)
         yield key
         ended = await self.backend.close(key)
@@ -195,7 +167,7 @@ class Lab:
         await eventually(lambda: len(os.listdir("/proc/self/fd")) <= self._descriptors)
 
 
-def _hierarchies(kind: str) -> bool | Hierarchies:
+def hierarchies(kind: str) -> bool | Hierarchies:
     if kind == "marks":
         return False
     found = detect(unified=kind == "cgroups")
@@ -204,13 +176,25 @@ def _hierarchies(kind: str) -> bool | Hierarchies:
     return found
 
 
+@contextlib.asynccontextmanager
+async def _running(lab: Lab) -> AsyncIterator[Lab]:
+    lab.begin()
+    try:
+        yield lab
+    finally:
+        await lab.backend.stop()
+    await lab.check_nothing_left()
+
+
 @pytest.fixture(params=["cgroups", "freezer", "marks"])
-def lab(request: pytest.FixtureRequest, tmp_path: Path) -> Lab:
+async def lab(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Lab]:
     """With control groups, with those of cgroup v1 alone, and without any."""
-    return Lab(tmp_path, request.param, _hierarchies(request.param))
+    async with _running(Lab(tmp_path, hierarchies(request.param))) as running:
+        yield running
 
 
 @pytest.fixture
-def limited(tmp_path: Path) -> Lab:
+async def limited(tmp_path: Path) -> AsyncIterator[Lab]:
     """With control groups, for what cannot be had without."""
-    return Lab(tmp_path, "cgroups", _hierarchies("cgroups"))
+    async with _running(Lab(tmp_path, hierarchies("cgroups"))) as running:
+        yield running

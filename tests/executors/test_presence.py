@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import _hierarchies, alive, survivors
 
 from tangram.executors.presence import (
     ExecutorAlreadyRunning,
@@ -21,6 +20,7 @@ from tangram.executors.presence import (
     host_identity,
     host_memory_mib,
 )
+from tests.executors.conftest import hierarchies, alive, survivors
 
 OWNER = """
 import asyncio, json, os, sys
@@ -35,7 +35,7 @@ state, kind = sys.argv[1:]
 SCRIPTS = [
     "echo $$; exec sleep 1000",
     "setsid sh -c 'echo $$; exec sleep 1000' & wait",
-    "(setsid sh -c '(echo $$; exec sleep 1000) &' &); sleep 1000",
+    "(setsid -f sh -c 'echo $$; exec sleep 1000' &); sleep 1000",
     "env -i sh -c 'echo $$; exec sleep 1000' & wait",
 ]
 
@@ -87,7 +87,7 @@ class Owner:
 
 @pytest.fixture(params=["cgroups", "freezer", "marks"])
 def owner(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Owner]:
-    _hierarchies(request.param)
+    hierarchies(request.param)
     owner = Owner(tmp_path, request.param)
     yield owner
     if owner.process.returncode is None:

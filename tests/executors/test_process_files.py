@@ -5,9 +5,9 @@ import stat
 from pathlib import Path
 
 import pytest
-from conftest import Lab
 
 from tangram.outcomes import ErrorReason, Outcome
+from tests.executors.conftest import Lab
 
 OUTSIDE = ["/etc/passwd", "../secret", "a/../../secret", "..", "/", "link", "linked/passwd", "loop"]
 

@@ -3,11 +3,10 @@
 import asyncio
 import shutil
 
-from conftest import Lab, eventually
-
 from tangram.executors.backend import ActionKey, Grant, SessionKey
 from tangram.messages import SessionOpen
 from tangram.outcomes import ErrorReason, Outcome, RejectReason
+from tests.executors.conftest import Lab, eventually
 
 UNKNOWN = SessionKey("task", "client", 999)
 

@@ -147,9 +147,7 @@ class Action:
             folder.tmp,
             [*([] if session is None else [session.env]), self.payload.env, self._env],
         )
-        child = spawn(
-            self.payload.argv, env, folder.home / self.payload.cwd, self.payload.stdin, fence.entries, fence.affinity
-        )
+        child = spawn(self.payload.argv, env, folder.home / self.payload.cwd, self.payload.stdin, fence.entries, fence.affinity)
         fence.started(child.pid)
         return Program(child, self._timeout_ms, self._called_ns, self._on_output)
 

@@ -14,7 +14,7 @@ from typing import Final
 from tangram.executors.backend import Grant
 from tangram.executors.cpu import groups, kernel
 from tangram.executors.cpu.fence import Usage
-from tangram.executors.cpu.hierarchies import Hierarchies, make_all, remove_tree
+from tangram.executors.cpu.hierarchies import Hierarchies, make_all, open_cpuset, remove_tree
 
 IDLE: Final = "idle"
 IDLE_QUOTA_US: Final = (groups.QUOTA_US_MIN, groups.PERIOD_US_MAX)
@@ -108,7 +108,7 @@ class GroupEnclosure:
             group = self._bases[role] / self._name
             group.mkdir(exist_ok=True)
             if role == "cpuset" and not self.hierarchies.v2:
-                kernel.write(group / "cpuset.mems", kernel.read(group.parent / "cpuset.mems"))
+                open_cpuset(group)
             self._groups[role] = group
         return self._groups[role]
 

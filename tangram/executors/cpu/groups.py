@@ -132,20 +132,24 @@ class Holder:
         return True
 
 
-def clear_now(group: Path, budget_s: float) -> bool:
-    """Kills what is in a group of any hierarchy and below it, until nothing is left. Blocking; false if something is
+def clear_now(roots: Sequence[Path], budget_s: float) -> bool:
+    """Kills what is in groups of any hierarchies and below them, until nothing is left. Blocking; false if something is
     after `budget_s`."""
     end = time.monotonic() + budget_s
     for step in range(1_000_000):
-        left = [pid for place in tree(group) for pid in members(place)]
+        left = {pid for root in roots for place in tree(root) for pid in members(place)}
         if not left:
             return True
-        if (group / "cgroup.kill").exists():
-            kernel.write(group / "cgroup.kill", "1")
-        else:
-            Holder(group, has_kill=False).signal()
+        for root in roots:
+            if (root / "cgroup.kill").exists():
+                kernel.write(root / "cgroup.kill", "1")
+            elif (root / "freezer.state").exists():
+                Holder(root, has_kill=False).signal()
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         if time.monotonic() > end:
-            return False
+            break
         time.sleep(POLL_S[min(step, len(POLL_S) - 1)])
     return False
 

@@ -59,7 +59,7 @@ def _detect_v2(mount: Path) -> Hierarchies | None:
             os.stat(top / "cgroup.kill")
             _enable(top, controllers)
             ready = kernel.read(top / "cgroup.subtree_control").split()
-            return Hierarchies(v2=True, top={"hold": top, **{name: top for name in ready}})
+            return Hierarchies(v2=True, top={"hold": top, **dict.fromkeys(ready, top)})
     return None
 
 
@@ -153,11 +153,11 @@ def remove_tree(group: Path) -> bool:
         below = [entry.path for entry in os.scandir(group) if entry.is_dir(follow_symlinks=False)]
     except FileNotFoundError:
         return True
-    done = all([remove_tree(Path(path)) for path in below])
+    gone = [remove_tree(Path(path)) for path in below]
     try:
         os.rmdir(group)
     except FileNotFoundError:
-        return done
+        pass
     except OSError:
         return False
-    return done
+    return all(gone)

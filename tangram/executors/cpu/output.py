@@ -75,9 +75,7 @@ class Reader:
     on_data is called with each chunk after it was kept.
     """
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, fd: int, bytes_max: int, on_data: Callable[[bytes], None]
-    ) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, fd: int, bytes_max: int, on_data: Callable[[bytes], None]) -> None:
         self._loop = loop
         self._fd = fd
         self._on_data = on_data

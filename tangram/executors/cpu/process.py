@@ -114,9 +114,7 @@ class ProcessBackend:
             if not session.folder.remove_if_empty():
                 removed = await asyncio.to_thread(folders.remove, session.folder.path)
                 if not removed:
-                    return Ended(
-                        outcome=Outcome.ERROR, reason=ErrorReason.DISK, detail="the session's folder cannot be removed"
-                    )
+                    return Ended(outcome=Outcome.ERROR, reason=ErrorReason.DISK, detail="the session's folder cannot be removed")
             del self._sessions[key]
         return Ended(outcome=Outcome.OK)
 
@@ -211,7 +209,7 @@ class ProcessBackend:
 
     async def _watch(self, key: ActionKey, fence: Fence) -> None:
         """Waits for what SIGKILL could not end; its units are free again when it is gone."""
-        while not await fence.empty():
+        while not await fence.empty():  # noqa: ASYNC110 (nothing announces it)
             await asyncio.sleep(WATCH_S)
         fence.remove()
         self.unkillable.discard(key)

@@ -68,9 +68,7 @@ def spawn(
         words = [b"sh", b"-c", gate(entries).encode(), b"sh", os.fsencode(folder), *_words(argv, env)]
         names = {name.encode(): value.encode() for name, value in env.items()}
         with _on_cores(affinity):
-            pid = os.posix_spawn(
-                "/bin/sh", words, names, file_actions=actions, setsid=True, setsigdef=_SIGNALS, setsigmask=[]
-            )
+            pid = os.posix_spawn("/bin/sh", words, names, file_actions=actions, setsid=True, setsigdef=_SIGNALS, setsigmask=[])
         try:
             pidfd = os.pidfd_open(pid)
         except OSError:

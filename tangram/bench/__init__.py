@@ -1,0 +1,1 @@
+"""Measurements of Tangram beside their peers, in one run, so that ratios hold on any machine."""
