@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from tangram.executors.cpu import environment, folders, groups, marks
+from tangram.executors.cpu import environment, folders, groups, procs
 from tangram.executors.cpu.machine import host_cores, host_identity, host_memory_mib
 
 __all__ = [
@@ -153,8 +153,8 @@ class DeadIncarnation:
             mark = f"{environment.INCARNATION}={self.incarnation}".encode()
             leaders: dict[int, int] = {}
             for ledger in self._paths("ledgers"):
-                leaders |= marks.read_ledger(ledger)
-            gone &= marks.clear_now([mark], leaders, max(0.1, end - time.monotonic()))
+                leaders |= procs.read_ledger(ledger)
+            gone &= procs.clear_now([mark], leaders, max(0.1, end - time.monotonic()))
         if not gone:
             return False
         done = [folders.remove(path) for path in self._paths("folders")]

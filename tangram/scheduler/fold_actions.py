@@ -30,6 +30,7 @@ TRANSITIONS: Final = frozenset(
         (Phase.WAITING, Phase.READY),
         (Phase.WAITING, Phase.OWED),
         (Phase.WAITING, Phase.GONE),
+        (Phase.READY, Phase.WAITING),
         (Phase.READY, Phase.DECIDED),
         (Phase.READY, Phase.OWED),
         (Phase.READY, Phase.GONE),
@@ -40,7 +41,8 @@ TRANSITIONS: Final = frozenset(
     }
 )
 """Every step an action may take. WAITING, READY -> GONE: a late outcome of an earlier attempt, or of a squatter that knows
-the nonce, is an outcome all the same. DECIDED -> READY: returned, or lost and retry-safe."""
+the nonce, is an outcome all the same. READY -> WAITING: an overtaken attempt came first in its session. DECIDED -> READY:
+returned, or lost and retry-safe."""
 
 _REFUSALS_MAX: Final = 20
 _NO_NONCE: Final = bytes(limits.NONCE_BYTES)
@@ -107,6 +109,7 @@ def client_of(state: State, task: str, message: m.ActionsSubmitted | m.CancelsRe
         if message.done_below > client.contiguous:
             client.contiguous = message.done_below
             client.sparse = {n for n in client.sparse if n >= message.done_below}
+            _close_gap(client)
     if not client.open:
         state.timers.set(("client", key), state.now_ns + limits.CLIENT_TTL_NS)
     return client
@@ -115,11 +118,15 @@ def client_of(state: State, task: str, message: m.ActionsSubmitted | m.CancelsRe
 def _see(client: Client, n: int) -> None:
     if n == client.contiguous:
         client.contiguous += 1
-        while client.contiguous in client.sparse:
-            client.sparse.remove(client.contiguous)
-            client.contiguous += 1
+        _close_gap(client)
     else:
         client.sparse.add(n)
+
+
+def _close_gap(client: Client) -> None:
+    while client.contiguous in client.sparse:
+        client.sparse.remove(client.contiguous)
+        client.contiguous += 1
 
 
 def has_seen(client: Client, n: int) -> bool:
@@ -130,6 +137,9 @@ def submitted(state: State, key: str, task: str, message: m.ActionsSubmitted) ->
     client = client_of(state, task, message)
     for index, n in enumerate(message.ids):
         action_id = ActionId(task, message.client, n)
+        if action_id in state.actions:  # seen, or refused without being seen and its ruling is on its way
+            state.story.append(f"duplicate {action_id}")
+            continue
         if client is not None:
             if n < client.done_below or has_seen(client, n):
                 state.story.append(f"duplicate {action_id}")
@@ -138,8 +148,6 @@ def submitted(state: State, key: str, task: str, message: m.ActionsSubmitted) ->
                 _refuse(state, action_id, (state.seq, index), key, RejectReason.OVER_LIMIT, "too many ids above done_below")
                 continue
             _see(client, n)
-        elif action_id in state.actions:
-            continue
         _submit(state, key, action_id, client, message, index)
 
 
@@ -147,8 +155,6 @@ def _refuse(
     state: State, action_id: ActionId, order: tuple[int, int], key: str, reason: RejectReason, detail: str
 ) -> None:
     """An action that exists only until its rejection is in the log."""
-    if action_id in state.actions:
-        return
     spec = m.ActionSpec(nonce=_NO_NONCE, kind="invalid")
     action = Action(id=action_id, order=order, key=key, spec=spec, payload_bytes=0, submitted_ns=state.now_ns)
     state.actions[action_id] = action
@@ -179,6 +185,8 @@ def _submit(
         payload_bytes=len(message.payloads[index]),
         submitted_ns=state.now_ns,
     )
+    if spec.kind == "session.open":
+        action.opens = Session(id=action_id, idle_ttl_ns=spec.idle_ttl_ms * 1_000_000)
     state.actions[action_id] = action
     client.open += 1
     if client.open == 1:
@@ -211,8 +219,7 @@ def _place(state: State, action: Action) -> None:
         session.waiting.append(action)
         advance(state, session)
         return
-    if action.spec.kind == "session.open":
-        action.opens = Session(id=action.id, idle_ttl_ns=action.spec.idle_ttl_ms * 1_000_000)
+    if action.opens is not None:
         state.sessions[action.id] = action.opens
     enqueue(state, action)
 
@@ -220,14 +227,15 @@ def _place(state: State, action: Action) -> None:
 def never_fits(state: State, action: Action) -> str:
     """Why no live host could ever hold this action's minimum, or "". Without any live host there is nothing to compare."""
     hosts = [host for host in state.hosts.values() if any(i.key == action.key for i in host.live)]
-    if not hosts or not action.spec.cost:
+    cost = charge(state, action)
+    if not hosts or not cost:
         return ""
     largest: dict[str, int] = {}
     for host in hosts:
         sizes = {**host.capacity, "cpu": host.pool.all.bit_count() * 1000}
-        if all(sizes.get(name, 0) >= demand.low for name, demand in charge(state, action).items()):
+        if all(sizes.get(name, 0) >= demand.low for name, demand in cost.items()):
             return ""
-        for name in action.spec.cost:
+        for name in cost:
             largest[name] = max(largest.get(name, 0), sizes.get(name, 0))
     return "at most " + ", ".join(f"{name} {amount}" for name, amount in sorted(largest.items())) + " on one host"
 
@@ -290,9 +298,10 @@ def owe(
 
 
 def _is_held(state: State, action: Action) -> bool:
-    """Whether an attempt of this action still holds units somewhere."""
+    """Whether an attempt of this action still runs somewhere, and holds units for that."""
     holder = state.incarnations.get(action.incarnation)
-    return holder is not None and GrantKey(action.id, action.attempt) in holder.grants
+    grant = holder.grants.get(GrantKey(action.id, action.attempt)) if holder is not None else None
+    return grant is not None and not grant.holds_session
 
 
 def _leave(state: State, action: Action) -> None:
@@ -317,13 +326,16 @@ def finish(state: State, action: Action, result: m.Result) -> None:
     state.finished += 1
     state.story.append(f"finished {action.id} {result.outcome}")
     client = state.clients.get(action.id[:2])
-    if client is not None:
+    if client is not None and client.open:  # a refusal that came before the client was known is not counted
         client.open -= 1
         if not client.open:
             state.timers.set(("client", action.id[:2]), state.now_ns + limits.CLIENT_TTL_NS)
     session = action.session
-    if action.opens is not None and result.outcome is not Outcome.OK:
-        end_session(state, action.opens)
+    if action.id in state.sessions:
+        # Still OPENING: a success of an attempt that was lost before. A sandbox ends with its incarnation.
+        opened = state.sessions[action.id]
+        if result.outcome is not Outcome.OK or opened.phase is SessionPhase.OPENING:
+            end_session(state, opened)
     elif session is not None:
         ended = action.spec.kind == "session.close" and result.outcome is Outcome.OK
         if ended or result.outcome is Outcome.ENVIRONMENT_LOST:
@@ -389,10 +401,14 @@ def started(state: State, holder: Incarnation, number: int, start: m.Start) -> N
             host.pool.take(start.cores, amount)
         else:
             host.used[name] = host.used.get(name, 0) + amount
+    state.owed.dismissals.pop(holder.id, None)
     state.story.append(f"granted {action_id}#{start.attempt} {holder.id} {start.cores}")
     action = state.actions.get(action_id)
     if action is None or action.phase is not Phase.READY or action.attempt != start.attempt:
         owe_cancel(state, holder.id, key)
+        if action is not None and action.attempt == start.attempt:
+            action.incarnation = holder.id
+        _occupy(state, grant, state.sessions.get(ActionId(start.task, start.client, start.session)))
         return
     grant.session = action.session
     dequeue(state, action)
@@ -404,6 +420,20 @@ def started(state: State, holder: Incarnation, number: int, start: m.Start) -> N
     state.timers.set(("backstop", action_id), state.now_ns + allowed_ms * 1_000_000)
 
 
+def _occupy(state: State, grant: Grant, session: Session | None) -> None:
+    """An overtaken attempt may run, and has its session to itself: what was next waits again until its units are back."""
+    if session is None or session.phase is not SessionPhase.OPEN:
+        return
+    following = state.actions.get(session.current) if session.current is not None else None
+    if following is not None and following.phase is Phase.READY:
+        dequeue(state, following)
+        move(following, Phase.WAITING)
+        session.waiting.appendleft(following)
+    state.timers.cancel(("idle", session.id))
+    session.current = grant.key.action
+    grant.session = session
+
+
 def completed(state: State, holder: Incarnation | None, action_id: ActionId, result: m.Result) -> None:
     """One item of ActionsFinished: the answer of the incarnation that had the attempt, and the outcome if it is the first
     with the right nonce, whoever wrote it. The sandbox of a successful session.open keeps what was granted."""
@@ -411,10 +441,14 @@ def completed(state: State, holder: Incarnation | None, action_id: ActionId, res
     accepted = action is not None and action.spec.nonce == result.nonce
     grant = holder.grants.get(GrantKey(action_id, result.attempt)) if holder is not None else None
     if holder is not None and grant is not None and not grant.holds_session:
-        if grant.opens and result.outcome is Outcome.OK and holder.live:
+        if grant.opens and result.outcome is Outcome.OK:
             grant.holds_session = True
-            if action is not None and action.opens is not None and accepted:
-                _opened(state, action.opens, grant, holder)
+            state.owed.cancels.pop((holder.id, grant.key), None)
+            opens = action.opens if action is not None and accepted else None
+            if not holder.live:
+                pass  # its sandbox is there until somebody finds it dead
+            elif opens is not None and opens.phase is SessionPhase.OPENING:
+                _opened(state, opens, grant, holder)
             else:  # nobody wants this sandbox any more
                 state.owed.ends[(holder.id, action_id)] = "its opening had ended otherwise"
         else:
@@ -476,6 +510,8 @@ def returned(state: State, holder: Incarnation, item: m.Returned) -> None:
     action.refusals += 1
     if action.cancelled:
         owe(state, action, Outcome.CANCELLED)
+    elif action.session is not None and action.session.phase >= SessionPhase.ENDING:
+        owe(state, action, Outcome.ENVIRONMENT_LOST, detail="the session ended before the action started")
     elif action.refusals >= _REFUSALS_MAX:
         owe(state, action, Outcome.ERROR, "internal", f"refused {action.refusals} times, last: {item.reason}")
     else:

@@ -43,6 +43,7 @@ def joined(state: State, executor: str, message: m.ExecutorJoined) -> None:
     )
     state.incarnations[holder.id] = holder
     state.executors[executor] = holder.id
+    state.hosts.setdefault(key, host)  # it was forgotten if all that was left of it was found dead just now
     host.live.append(holder)
     _measure(host)
     state.story.append(f"joined {executor} {holder.id}")
@@ -51,6 +52,7 @@ def joined(state: State, executor: str, message: m.ExecutorJoined) -> None:
 def _measure(host: Host) -> None:
     """A host's capacity is what its live executors announce; where they differ, the larger."""
     nodes: list[int] = []
+    known = 0
     capacity: dict[str, int] = {}
     for holder in host.live:
         holder.cores_mask = 0
@@ -58,7 +60,8 @@ def _measure(host: Host) -> None:
             holder.cores_mask |= mask
             if index == len(nodes):
                 nodes.append(0)
-            nodes[index] |= mask
+            nodes[index] |= mask & ~known  # no core lies in two nodes
+            known |= mask
         for name, amount in holder.capacity.items():
             capacity[name] = max(capacity.get(name, 0), amount)
     host.pool.nodes = tuple(nodes)
@@ -68,7 +71,9 @@ def _measure(host: Host) -> None:
 def _bury_all(state: State, key: HostKey, dead: list[str]) -> None:
     for incarnation in dead:
         holder = state.incarnations.get(incarnation)
-        if holder is not None and holder.host == key:  # only its own host can testify
+        if holder is None:
+            _remember(state, incarnation)  # should its join still come, it comes from the dead
+        elif holder.host == key:  # only its own host can testify
             lose(state, holder, "its process is dead")
             bury(state, holder)
 

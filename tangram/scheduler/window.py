@@ -82,6 +82,7 @@ class _Pass:
         self.rooms: dict[HostKey, _Room] = {}
         self.decisions: list[Decision] = []
         self.elastic: list[tuple[int, _Room, Demand]] = []
+        self.takers: dict[str, int] = {}
         self.prior = Hint(
             duration_us=setting(state, "prior_duration_us"), parallel_ppm=setting(state, "prior_parallel_ppm")
         )
@@ -107,11 +108,14 @@ class _Pass:
                 heapq.heapreplace(heads, (following.order, index, following))
 
     def _try(self, action: Action) -> bool:
-        """Starts a candidate on its minimum, or lets it hold back what it waits for."""
+        """Starts a candidate on its minimum, or lets it hold back what it waits for. Returns whether the one behind it in its
+        queue is a candidate too: it is unless this one waits for what both need, on every host that both could use."""
         cost = charge(self.state, action)
         session = action.session
         if session is not None:
             holder = self.state.incarnations[session.incarnation]
+            if not self._could_fit(self.state.hosts[holder.host], holder, cost):
+                return True
             if self._fits(self._room(holder.host), holder, cost):
                 self._start(action, holder, cost)
                 return True
@@ -130,7 +134,15 @@ class _Pass:
             return True
         for holder in holders:
             self._hold_back(self._room(holder.host), holder, cost)
-        return False
+        return len(holders) < self._takers(action.key)
+
+    def _takers(self, key: str) -> int:
+        """How many incarnations take new actions of this kind."""
+        count = self.takers.get(key)
+        if count is None:
+            live = (holder for host in self.state.hosts.values() for holder in host.live)
+            count = self.takers[key] = sum(holder.key == key and not holder.draining for holder in live)
+        return count
 
     def _holders(self, action: Action, cost: dict[str, Demand]) -> list[Incarnation]:
         """Live incarnations that could ever run it, each host's in the order they joined; hosts that lost it, last resort."""

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import inspect
+import os
+import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
@@ -52,6 +54,27 @@ def connect(server: EmbeddedServer) -> Connect:
             await broker.close()
 
     return connected
+
+
+@pytest.fixture
+def freeze(server: EmbeddedServer) -> Iterator[Callable[[], None]]:
+    """`freeze()`: the server stands still when it returns (SIGSTOP alone reaches its threads a little later). See `thaw`."""
+    pid = server.pid
+
+    def stop() -> None:
+        os.kill(pid, signal.SIGSTOP)
+        while any(path.read_text().rpartition(")")[2].split()[0] != "T" for path in Path(f"/proc/{pid}/task").glob("*/stat")):
+            time.sleep(0.001)
+
+    yield stop
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
+
+
+@pytest.fixture
+def thaw(server: EmbeddedServer) -> Callable[[], None]:
+    pid = server.pid
+    return lambda: os.kill(pid, signal.SIGCONT)
 
 
 @pytest.fixture

@@ -1,8 +1,6 @@
 """Publish, ask, subscribe; what happens to what is on its way when the server goes."""
 
 import asyncio
-import os
-import signal
 import socket
 import time
 from collections.abc import Awaitable, Callable
@@ -26,6 +24,7 @@ from tangram.broker import (
 )
 
 Connect = Callable[..., AbstractAsyncContextManager[Broker]]
+Freeze = Callable[[], None]
 MakeStream = Callable[..., Awaitable[None]]
 Eventually = Callable[..., Awaitable[None]]
 
@@ -146,11 +145,11 @@ async def test_a_slow_callback_loses_nothing(connect: Connect) -> None:
 
 
 async def test_what_is_on_its_way_fails_when_the_server_dies_and_what_comes_later_fails_at_once(
-    server: EmbeddedServer, connect: Connect, make_stream: MakeStream, eventually: Eventually
+    server: EmbeddedServer, freeze: Freeze, connect: Connect, make_stream: MakeStream, eventually: Eventually
 ) -> None:
     async with connect() as broker:
         await make_stream(broker)
-        os.kill(server.pid, signal.SIGSTOP)
+        freeze()
         on_their_way = [broker.publish_soon("s.a", b"x") for _ in range(100)]
         asked = asyncio.create_task(broker.api("STREAM.INFO.S"))
         await asyncio.sleep(0)
@@ -175,11 +174,13 @@ async def test_what_is_on_its_way_fails_when_the_server_dies_and_what_comes_late
         assert ack.seq == state.last_seq == state.messages == 1  # nothing of the above was stored late
 
 
-async def test_a_late_pong_does_not_kill_the_reader(server: EmbeddedServer, connect: Connect, make_stream: MakeStream) -> None:
+async def test_a_late_pong_does_not_kill_the_reader(
+    freeze: Freeze, thaw: Freeze, connect: Connect, make_stream: MakeStream
+) -> None:
     """nats-py sets the pong on the future that the time-out has cancelled, and its read loop ends."""
     async with connect() as broker:
         await make_stream(broker)
-        os.kill(server.pid, signal.SIGSTOP)
+        freeze()
         try:
             with pytest.raises(BrokerTimeout):
                 await broker.rtt(0.05)
@@ -187,12 +188,12 @@ async def test_a_late_pong_does_not_kill_the_reader(server: EmbeddedServer, conn
             await asyncio.sleep(0)
             cancelled.cancel()
         finally:
-            os.kill(server.pid, signal.SIGCONT)
+            thaw()
         assert (await broker.publish("s.a", b"x")).seq == 1
         assert broker.reconnects == 0
 
 
-async def test_cancelling_a_publisher_cancels_it(server: EmbeddedServer, connect: Connect, make_stream: MakeStream) -> None:
+async def test_cancelling_a_publisher_cancels_it(freeze: Freeze, thaw: Freeze, connect: Connect, make_stream: MakeStream) -> None:
     """nats-py's publish swallows CancelledError when its buffer is full: here none of 20 is."""
     async with connect() as broker:
         await make_stream(broker)
@@ -204,7 +205,7 @@ async def test_cancelling_a_publisher_cancels_it(server: EmbeddedServer, connect
                 futures = [broker.publish_soon("s.a", b"x" * 100_000) for _ in range(50)]
                 await asyncio.wait(futures, timeout=0.001)
 
-        os.kill(server.pid, signal.SIGSTOP)  # so that every buffer is full
+        freeze()  # so that every buffer is full
         try:
             for _ in range(20):
                 task = asyncio.create_task(pour())
@@ -216,27 +217,27 @@ async def test_cancelling_a_publisher_cancels_it(server: EmbeddedServer, connect
                 async with asyncio.timeout(0.02):
                     await pour()
         finally:
-            os.kill(server.pid, signal.SIGCONT)
+            thaw()
 
 
-async def test_too_much_on_its_way_is_busy(server: EmbeddedServer, connect: Connect, make_stream: MakeStream) -> None:
+async def test_too_much_on_its_way_is_busy(freeze: Freeze, thaw: Freeze, connect: Connect, make_stream: MakeStream) -> None:
     async with connect() as broker:
         await make_stream(broker)
-        os.kill(server.pid, signal.SIGSTOP)
+        freeze()
         try:
             futures = [broker.publish_soon("s.a", b"") for _ in range(65_537)]
             assert isinstance(futures[-1].exception(), Busy)
             assert not futures[-2].done()
         finally:
-            os.kill(server.pid, signal.SIGCONT)
+            thaw()
 
 
 async def test_closing_never_hangs_and_fails_what_waits(
-    server: EmbeddedServer, connect: Connect, make_stream: MakeStream
+    server: EmbeddedServer, freeze: Freeze, connect: Connect, make_stream: MakeStream
 ) -> None:
     async with connect() as broker:
         await make_stream(broker)
-        os.kill(server.pid, signal.SIGSTOP)
+        freeze()
         waiting = broker.publish_soon("s.a", b"x" * 1_000_000)
         begin_s = time.monotonic()
         await broker.close()

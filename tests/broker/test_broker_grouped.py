@@ -1,8 +1,6 @@
 """What queued up while the last publish was on its way is one message."""
 
 import asyncio
-import os
-import signal
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 
@@ -22,6 +20,7 @@ from tangram.broker import (
 )
 
 Connect = Callable[..., AbstractAsyncContextManager[Broker]]
+Freeze = Callable[[], None]
 MakeStream = Callable[..., Awaitable[None]]
 Eventually = Callable[..., Awaitable[None]]
 
@@ -175,14 +174,14 @@ async def test_a_full_stream_is_tried_again(connect: Connect, make_stream: MakeS
 
 
 async def test_closing_returns_what_is_not_known_to_be_stored(
-    server: EmbeddedServer, connect: Connect, make_stream: MakeStream
+    server: EmbeddedServer, freeze: Freeze, connect: Connect, make_stream: MakeStream
 ) -> None:
     async with connect() as broker:
         await make_stream(broker)
         publisher = grouped(broker, items_max=2)
         publisher.add("a", b"0")
         await publisher.flush()
-        os.kill(server.pid, signal.SIGSTOP)
+        freeze()
         for n in range(1, 6):
             publisher.add("a" if n % 2 else "b", b"%d" % n)
         waiting = asyncio.create_task(publisher.flush())

@@ -1,8 +1,6 @@
 """A newer record fences every write of an older leader, its own older self included."""
 
 import asyncio
-import os
-import signal
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -22,6 +20,7 @@ from tangram.broker import (
 )
 
 Connect = Callable[..., AbstractAsyncContextManager[Broker]]
+Freeze = Callable[[], None]
 MakeStream = Callable[..., Awaitable[None]]
 Eventually = Callable[..., Awaitable[None]]
 LEADER = "s.leader"
@@ -79,19 +78,19 @@ async def test_a_stale_leader_stores_nothing_more(connect: Connect, make_stream:
 
 
 async def test_its_own_late_writes_are_fenced_once_it_acquired_anew(
-    server: EmbeddedServer, connect: Connect, make_stream: MakeStream
+    freeze: Freeze, thaw: Freeze, connect: Connect, make_stream: MakeStream
 ) -> None:
     """Writes that it gave up on still lie in the socket of the old connection when it acquires on a new one."""
     async with connect() as old, connect() as new:
         await make_stream(old)
         before = await acquire(old, b"1", give_up_s=0.05)
-        os.kill(server.pid, signal.SIGSTOP)
+        freeze()
         try:
             late = asyncio.create_task(before.write_all(writes("late", 3_000)))
             await asyncio.wait({late})
             assert isinstance(late.exception(), BrokerTimeout)
         finally:
-            os.kill(server.pid, signal.SIGCONT)
+            thaw()
         again = await acquire(new, b"2")
         await again.write_all(writes("again", 2))
         await old.flush()  # the server has taken all that the old connection had sent
@@ -165,18 +164,18 @@ async def test_writes_survive_a_kill_and_are_stored_once(
         assert sorted(await stored(broker)) == sorted([b"a-%d" % n for n in range(10)] + [b"b-%d" % n for n in range(500)])
 
 
-async def test_giving_up_ends_the_writer(server: EmbeddedServer, connect: Connect, make_stream: MakeStream) -> None:
+async def test_giving_up_ends_the_writer(freeze: Freeze, thaw: Freeze, connect: Connect, make_stream: MakeStream) -> None:
     async with connect() as broker:
         await make_stream(broker)
         leader = await acquire(broker, give_up_s=0.1)
-        os.kill(server.pid, signal.SIGSTOP)
+        freeze()
         try:
             with pytest.raises(BrokerTimeout, match="gave up"):
                 await leader.write_all(writes("a", 5))
             with pytest.raises(BrokerTimeout):
                 await acquire(broker, timeout_s=0.1)
         finally:
-            os.kill(server.pid, signal.SIGCONT)
+            thaw()
         with pytest.raises(BrokerTimeout):
             await leader.write_all(writes("b", 1))
         again = await acquire(broker)

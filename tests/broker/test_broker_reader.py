@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-import os
-import signal
 import statistics
 import time
 from collections.abc import Awaitable, Callable
@@ -28,6 +26,7 @@ from tangram.broker import (
 )
 
 Connect = Callable[..., AbstractAsyncContextManager[Broker]]
+Freeze = Callable[[], None]
 MakeStream = Callable[..., Awaitable[None]]
 Eventually = Callable[..., Awaitable[None]]
 
@@ -170,7 +169,7 @@ async def test_a_lost_consumer_is_re_made_when_a_message_is_overdue(connect: Con
 
 
 async def test_a_request_stuck_behind_publishes_is_waited_for(
-    server: EmbeddedServer, connect: Connect, make_stream: MakeStream
+    freeze: Freeze, thaw: Freeze, connect: Connect, make_stream: MakeStream
 ) -> None:
     """Silence is the consumer's fault only when the server has seen our request."""
     async with connect() as broker:
@@ -178,11 +177,11 @@ async def test_a_request_stuck_behind_publishes_is_waited_for(
         reader = await LogReader.start(broker, "S", 1)
         await broker.publish("s.a", b"1")
         assert len(await reader.batch(timeout_s=2.0)) == 1
-        os.kill(server.pid, signal.SIGSTOP)
+        freeze()
         reader.expect(2)
         late = broker.publish_soon("s.a", b"2")
         assert await reader.batch(timeout_s=2.0) == []
-        os.kill(server.pid, signal.SIGCONT)
+        thaw()
         assert [message.data for message in await reader.batch(timeout_s=2.0)] == [b"2"]
         assert ((await late).seq, reader.remakes) == (2, 0)
         await reader.close()

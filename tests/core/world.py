@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+import msgspec
+
 from tangram import messages as m
 from tangram import subjects
 from tangram.outcomes import Outcome
@@ -114,6 +116,7 @@ class Worker:
         self.say(m.ExecutorDraining(incarnation=self.incarnation, k=self._k()))
 
     def change(self, *, nodes: list[list[int]] | None = None, capacity: dict[str, int] | None = None) -> None:
+        self.world.announced(self.host, nodes or [], capacity or {})
         self.say(m.ExecutorChanged(incarnation=self.incarnation, k=self._k(), cores=nodes, capacity=capacity))
 
     def find_dead(self, dead: Iterable["Worker"]) -> None:
@@ -123,8 +126,10 @@ class Worker:
 
     def leave(self) -> None:
         """Its last word: it runs nothing any more."""
+        self.unread.clear()
         self.running.clear()
         self.sandboxes.clear()
+        self.endings.clear()
         self.say(m.ExecutorLeft(incarnation=self.incarnation, k=self._k()))
         self.alive = False
         self.gone = True
@@ -252,6 +257,11 @@ class Worker:
             self.end_session(session)
         self.send()
 
+    @property
+    def findable(self) -> bool:
+        """It is dead, and nobody has said so in a way that the core has taken in: then it is said again."""
+        return not self.alive and (not self.gone or self.incarnation in self.world.state.incarnations)
+
     def uses(self) -> list[m.Start]:
         """What its host really spends on it."""
         return [] if self.gone else [*(r.start for r in self.running.values()), *self.sandboxes.values()]
@@ -273,6 +283,7 @@ class World:
         """What each incarnation was told to start and the core granted."""
         self.largest: dict[HostKey, dict[str, int]] = {}
         """The most that a host has ever announced."""
+        self.cores_ever: dict[HostKey, set[int]] = {}
         self.accepted: dict[ActionId, int] = {}
         self.finishes: dict[ActionId, int] = {}
         """How often an accepted action was finished by the core."""
@@ -431,6 +442,7 @@ class World:
             capacity or {"memory": 1_024},
         )
         self.workers[worker.incarnation] = worker
+        self.announced(where, worker.nodes, worker.capacity)
         worker.say(
             m.ExecutorJoined(
                 incarnation=worker.incarnation,
@@ -446,10 +458,19 @@ class World:
         )
         for other in found:
             other.die()
+            if reboot and other.outbox and isinstance(other.outbox[0][1], m.ExecutorJoined):
+                other.outbox.clear()  # a machine does not say that it is up after it has gone down
         self.bury(found)
         if not later:
             worker.send()
         return worker
+
+    def announced(self, host: HostKey, nodes: list[list[int]], capacity: dict[str, int]) -> None:
+        largest = self.largest.setdefault(host, {})
+        self.cores_ever.setdefault(host, set()).update(core for node in nodes for core in node)
+        largest["cpu"] = 1_000 * len(self.cores_ever[host])
+        for name, amount in capacity.items():
+            largest[name] = max(largest.get(name, 0), amount)
 
     def bury(self, workers: Iterable[Worker]) -> None:
         """Nothing of these is left on their hosts."""
@@ -457,6 +478,7 @@ class World:
             assert not worker.alive, f"{worker.incarnation} is alive and was called dead"
             worker.running.clear()
             worker.sandboxes.clear()
+            worker.endings.clear()
             worker.gone = True
 
     def begun(self, worker: Worker, start: m.Start) -> None:
@@ -478,7 +500,7 @@ class World:
     # --- clients ---
 
     def item(self, action: ActionId, spec: m.ActionSpec) -> Item:
-        return Item(action.n, m.encode(spec), m.encode(payload_for(spec.kind)))
+        return Item(action.n, msgspec.msgpack.encode(spec), m.encode(payload_for(spec.kind)))
 
     def nonce(self, action: ActionId) -> bytes:
         """The one that the client put into this action, now and whenever it sends it again."""

@@ -6,6 +6,7 @@ Each test of a `lab` ends by stopping the back end and checking that nothing is 
 import asyncio
 import contextlib
 import os
+import sys
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 
 from tangram.executors.backend import ActionKey, Ended, Grant, OnOutput, SessionKey
 from tangram.executors.cpu.hierarchies import Hierarchies, detect
@@ -22,15 +22,9 @@ from tangram.messages import FileRead, FileWrite, Run, SessionOpen
 from tangram.outcomes import Outcome
 
 ONE_CORE = min(os.sched_getaffinity(0))
+PYTHON = (sys.executable, "-ISc")
+"""Starts several times faster than a `python3` that is a version manager's script."""
 MARKED = b"TANGRAM_INCARNATION="
-
-
-@pytest.fixture
-def event_loop_policy(request: pytest.FixtureRequest) -> asyncio.AbstractEventLoopPolicy:
-    """Two of the three kinds of fences are tried on uvloop, the first on asyncio's own loop."""
-    callspec = getattr(request.node, "callspec", None)
-    on_uvloop = callspec is not None and callspec.params.get("lab") in {"freezer", "marks"}
-    return uvloop.EventLoopPolicy() if on_uvloop else asyncio.DefaultEventLoopPolicy()
 
 
 def processes() -> Iterator[int]:
@@ -163,8 +157,7 @@ class Lab:
         assert own_zombies() == []
         assert not self.backend.folder.exists()
         assert [path for path in self.backend.paths if path.exists()] == []
-        # uvloop closes a poll handle's duplicate one turn later.
-        await eventually(lambda: len(os.listdir("/proc/self/fd")) <= self._descriptors)
+        assert len(os.listdir("/proc/self/fd")) <= self._descriptors
 
 
 def hierarchies(kind: str) -> bool | Hierarchies:
@@ -177,7 +170,7 @@ def hierarchies(kind: str) -> bool | Hierarchies:
 
 
 @contextlib.asynccontextmanager
-async def _running(lab: Lab) -> AsyncIterator[Lab]:
+async def running(lab: Lab) -> AsyncIterator[Lab]:
     lab.begin()
     try:
         yield lab
@@ -189,12 +182,12 @@ async def _running(lab: Lab) -> AsyncIterator[Lab]:
 @pytest.fixture(params=["cgroups", "freezer", "marks"])
 async def lab(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Lab]:
     """With control groups, with those of cgroup v1 alone, and without any."""
-    async with _running(Lab(tmp_path, hierarchies(request.param))) as running:
-        yield running
+    async with running(Lab(tmp_path, hierarchies(request.param))) as one:
+        yield one
 
 
 @pytest.fixture
 async def limited(tmp_path: Path) -> AsyncIterator[Lab]:
     """With control groups, for what cannot be had without."""
-    async with _running(Lab(tmp_path, hierarchies("cgroups"))) as running:
-        yield running
+    async with running(Lab(tmp_path, hierarchies("cgroups"))) as one:
+        yield one

@@ -20,7 +20,7 @@ from tangram.executors.presence import (
     host_identity,
     host_memory_mib,
 )
-from tests.executors.conftest import hierarchies, alive, survivors
+from tests.executors.conftest import alive, hierarchies, survivors
 
 OWNER = """
 import asyncio, json, os, sys
@@ -93,8 +93,9 @@ def owner(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Owner]:
     if owner.process.returncode is None:
         owner.kill()
     for dead in find_dead(tmp_path, "host", ""):
-        dead.clean()
+        assert dead.clean()
         dead.forget()
+    assert survivors(owner.incarnation) == []
 
 
 def test_nothing_of_a_killed_owner_is_left(owner: Owner, tmp_path: Path) -> None:
@@ -131,7 +132,9 @@ def test_a_name_is_free_again_when_its_process_is_dead(owner: Owner, tmp_path: P
     owner.kill()
     with_name = claim(tmp_path, "host", "one")
     assert with_name.incarnation != owner.incarnation
-    assert [dead.incarnation for dead in find_dead(tmp_path, "host", with_name.incarnation)] == [owner.incarnation]
+    [dead] = find_dead(tmp_path, "host", with_name.incarnation)
+    assert dead.incarnation == owner.incarnation
+    dead.close()
     with_name.release()
 
 

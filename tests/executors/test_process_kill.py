@@ -10,7 +10,7 @@ import pytest
 from tangram.executors.backend import Grant
 from tangram.messages import Run
 from tangram.outcomes import Outcome
-from tests.executors.conftest import ONE_CORE, Lab, alive, eventually, own_zombies, state_of
+from tests.executors.conftest import ONE_CORE, PYTHON, Lab, alive, eventually, own_zombies, state_of
 
 DOUBLE_FORK = """
 import os, sys, time
@@ -59,7 +59,7 @@ async def test_background_children_do_not_hold_the_result(lab: Lab) -> None:
 
 
 async def test_a_daemon_that_forked_twice_dies_with_a_single_action(lab: Lab) -> None:
-    ended = await lab.run("python3", "-c", DOUBLE_FORK)
+    ended = await lab.run(*PYTHON, DOUBLE_FORK)
     assert ended.outcome is Outcome.OK
     assert lab.survivors() == []
 
@@ -148,7 +148,7 @@ async def test_programs_that_ignore_signals_or_stop_themselves_are_killed(lab: L
 
 async def test_a_fork_storm_is_ended(lab: Lab) -> None:
     storm = "import os\nfor _ in range(40):\n  if os.fork() == 0:\n    while True:\n      if os.fork(): os._exit(0)"
-    ended = await lab.run("python3", "-c", f"{storm}\nimport time\ntime.sleep(300)", timeout_ms=300)
+    ended = await lab.run(*PYTHON, f"{storm}\nimport time\ntime.sleep(300)", timeout_ms=300)
     assert ended.outcome is Outcome.TIMED_OUT
     assert not ended.unkillable
     assert lab.survivors() == []

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-import sys
+import shlex
 import time
 
 import pytest
@@ -11,7 +11,7 @@ from tangram import limits
 from tangram.executors.backend import Grant
 from tangram.executors.cpu.kernel import parse_cores
 from tangram.outcomes import Outcome, RejectReason
-from tests.executors.conftest import ONE_CORE, Lab, alive, read_proc
+from tests.executors.conftest import ONE_CORE, PYTHON, Lab, alive, read_proc
 
 CORES = tuple(sorted(os.sched_getaffinity(0)))
 BURN = "import time; end=time.monotonic()+{}\nwhile time.monotonic()<end: pass"
@@ -27,7 +27,7 @@ def whole(*cores: int) -> Grant:
 async def test_a_program_sees_exactly_the_cores_it_was_granted(lab: Lab) -> None:
     seen = "import os; print(*sorted(os.sched_getaffinity(0)))"
     for cores in ((CORES[0],), (CORES[1],), CORES[:2]):
-        ended = await lab.sh(f'nproc; python3 -c "{seen}"; echo $TANGRAM_UNITS', grant=whole(*cores))
+        ended = await lab.sh(f'nproc; {shlex.join(PYTHON)} "{seen}"; echo $TANGRAM_UNITS', grant=whole(*cores))
         assert ended.output.stdout.split() == [b"%d" % n for n in (len(cores), *cores, len(cores))]
     assert tuple(sorted(os.sched_getaffinity(0))) == CORES
 
@@ -51,7 +51,7 @@ async def test_sessions_at_once_stay_on_their_own_cores(lab: Lab) -> None:
     async def use(index: int) -> None:
         for _ in range(5):
             ended = await lab.run(
-                "python3", "-c", "import os; print(os.sched_getaffinity(0))",
+                *PYTHON, "import os; print(os.sched_getaffinity(0))",
                 session=sessions[index], grant=whole(CORES[index]),
             )  # fmt: skip
             assert ended.output.stdout == f"{{{CORES[index]}}}\n".encode()
@@ -71,14 +71,14 @@ async def test_cores_that_do_not_exist_are_an_error_not_a_guess(lab: Lab) -> Non
 
 async def test_a_program_cannot_leave_its_cores(limited: Lab) -> None:
     script = "import os; os.sched_setaffinity(0, range(os.cpu_count())); print(os.sched_getaffinity(0))"
-    ended = await limited.run("python3", "-c", script, grant=whole(ONE_CORE))
+    ended = await limited.run(*PYTHON, script, grant=whole(ONE_CORE))
     assert ended.output.stdout == f"{{{ONE_CORE}}}\n".encode()
 
 
 @pytest.mark.parametrize("inside", [False, True])
 async def test_a_fraction_of_a_core_is_no_more_than_that(limited: Lab, inside: bool) -> None:
     session = await limited.open() if inside else None
-    ended = await limited.run("python3", "-c", BURN.format(0.6), session=session, grant=Grant(cores=(ONE_CORE,), millicores=200))
+    ended = await limited.run(*PYTHON, BURN.format(0.6), session=session, grant=Grant(cores=(ONE_CORE,), millicores=200))
     assert ended.outcome is Outcome.OK
     assert 0.05e9 < ended.cpu_ns < 0.3 * ended.run_ns
 
@@ -111,18 +111,18 @@ async def test_what_runs_on_between_actions_gets_almost_no_cpu(limited: Lab) -> 
 
 async def test_cpu_time_counts_children_that_nobody_waited_for(limited: Lab) -> None:
     script = f"import os,time\nif os.fork()==0:\n  exec({BURN.format(0.3)!r})\n  os._exit(0)\ntime.sleep(0.4)"
-    ended = await limited.run("python3", "-c", script)
+    ended = await limited.run(*PYTHON, script)
     assert ended.cpu_ns > 0.15e9
 
 
 async def test_too_much_memory_is_out_of_memory(limited: Lab) -> None:
-    ended = await limited.run("python3", "-c", HOG.format(100), grant=Grant(cores=(ONE_CORE,), memory_mib=40))
+    ended = await limited.run(*PYTHON, HOG.format(100), grant=Grant(cores=(ONE_CORE,), memory_mib=40))
     assert (ended.outcome, ended.exit_code) == (Outcome.OUT_OF_MEMORY, -9)
     assert 30 << 20 < ended.memory_peak_bytes <= 40 << 20
 
 
 async def test_a_childs_lack_of_memory_is_seen_through_its_shell(limited: Lab) -> None:
-    hog = f'python3 -c "{HOG.format(100)}"'
+    hog = f'{shlex.join(PYTHON)} "{HOG.format(100)}"'
     ended = await limited.sh(hog + "; exit $?", grant=Grant(memory_mib=40))
     assert (ended.outcome, ended.exit_code) == (Outcome.OUT_OF_MEMORY, 137)
     ended = await limited.sh(hog + "; exit 0", grant=Grant(memory_mib=40))
@@ -131,7 +131,7 @@ async def test_a_childs_lack_of_memory_is_seen_through_its_shell(limited: Lab) -
 
 async def test_a_sessions_memory_bounds_its_actions(limited: Lab) -> None:
     async with limited.session(memory_mib=40) as session:
-        ended = await limited.run("python3", "-c", HOG.format(100), session=session)
+        ended = await limited.run(*PYTHON, HOG.format(100), session=session)
         assert ended.outcome is Outcome.OUT_OF_MEMORY
         assert (await limited.sh("true", session=session)).outcome is Outcome.OK
 
@@ -144,7 +144,7 @@ async def test_a_plain_kill_is_not_out_of_memory(limited: Lab) -> None:
 async def test_peak_memory_is_the_programs_own(limited: Lab) -> None:
     ballast = bytearray(64 << 20)
     small = await limited.run("true")
-    large = await limited.run("python3", "-c", HOG.format(50))
+    large = await limited.run(*PYTHON, HOG.format(50))
     del ballast
     assert small.memory_peak_bytes < 10 << 20
     assert large.memory_peak_bytes > 50 << 20
@@ -175,7 +175,7 @@ async def test_the_environment_is_an_allow_list(lab: Lab, monkeypatch: pytest.Mo
 
 
 async def test_no_descriptor_of_the_executor_is_inherited(lab: Lab) -> None:
-    ended = await lab.run(sys.executable, "-c", "import os; print(sorted(map(int, os.listdir('/proc/self/fd'))))")
+    ended = await lab.run(*PYTHON, "import os; print(sorted(map(int, os.listdir('/proc/self/fd'))))")
     assert ended.output.stdout == b"[0, 1, 2, 3]\n"
 
 
@@ -197,7 +197,7 @@ async def test_what_cannot_be_started_fails_as_in_a_shell(lab: Lab) -> None:
 
 async def test_arguments_arrive_as_they_were_given(lab: Lab) -> None:
     words = ["", " ", "$HOME `id` $(id)", "a\nb", "'\"\\", "-n", "*", "é𝄞", "a=b"]
-    ended = await lab.run("python3", "-c", "import sys; print(sys.argv[1:])", *words)
+    ended = await lab.run(*PYTHON, "import sys; print(sys.argv[1:])", *words)
     assert ended.output.stdout.decode() == f"{words}\n"
     async with lab.session() as session:
         await lab.write(session, "-dash=$x 'q'", b"#!/bin/sh\necho ran $1", mode=0o755)
@@ -229,7 +229,7 @@ async def test_requests_that_break_a_rule_are_rejected_by_field(lab: Lab) -> Non
 async def test_the_largest_arguments_and_environment_are_accepted(lab: Lab) -> None:
     argument = "x" * (limits.ARGUMENT_BYTES_MAX - 1)
     env = {"A": "e" * (limits.ENVIRONMENT_BYTES_MAX - 100)}
-    ended = await lab.run("python3", "-c", "import sys; print(len(sys.argv))", *[argument] * 15, env=env)
+    ended = await lab.run(*PYTHON, "import sys; print(len(sys.argv))", *[argument] * 15, env=env)
     assert ended.output.stdout == b"16\n"
 
 

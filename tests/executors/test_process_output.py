@@ -13,20 +13,23 @@ from tangram import limits
 from tangram.executors.cpu.output import HeadTail, whole_end, whole_start
 from tangram.messages import Output
 from tangram.outcomes import Outcome
-from tests.executors.conftest import Lab
+from tests.executors.conftest import PYTHON, Lab
 
 HALF = limits.OUTPUT_BYTES_MAX // 2
 
 
 def kept(total: int) -> bytes:
-    return b"x" * min(total, limits.OUTPUT_BYTES_MAX)
+    return b"\0" * min(total, limits.OUTPUT_BYTES_MAX)
 
 
 @pytest.mark.parametrize("size", [65_537, 131_073, 262_145, 5_000_000])
 async def test_output_larger_than_a_pipe_does_not_block(lab: Lab, size: int) -> None:
-    script = "import os,sys\nfor fd in map(int, sys.argv[2]):\n  b=b'x'*int(sys.argv[1])\n  while b: b=b[os.write(fd,b):]"
-    for streams in ("1", "2", "12"):
-        ended = await lab.run("python3", "-c", script, str(size), streams, timeout_ms=10_000)
+    for streams, script in (
+        ("1", "head -c {} /dev/zero"),
+        ("2", "head -c {} /dev/zero >&2"),
+        ("12", "head -c {} /dev/zero & head -c {} /dev/zero >&2; wait"),
+    ):
+        ended = await lab.sh(script.format(size, size), timeout_ms=10_000)
         assert ended.outcome is Outcome.OK
         sizes = [size if stream in streams else 0 for stream in "12"]
         assert [ended.output.stdout_bytes, ended.output.stderr_bytes] == sizes
@@ -40,13 +43,13 @@ async def test_bytes_that_are_no_text_are_kept(lab: Lab) -> None:
 
 async def test_a_character_across_a_chunk_stays_whole(lab: Lab) -> None:
     text = "a" * 65_535 + "é"
-    ended = await lab.run("python3", "-c", f"import sys; sys.stdout.buffer.write({text!r}.encode())")
+    ended = await lab.run(*PYTHON, f"import sys; sys.stdout.buffer.write({text!r}.encode())")
     assert ended.output.stdout.decode() == text
 
 
 async def test_a_cut_splits_no_character(lab: Lab) -> None:
     script = "import sys; sys.stdout.buffer.write('é€𝄞'.encode()*100_000)"
-    ended = await lab.run("python3", "-c", script)
+    ended = await lab.run(*PYTHON, script)
     assert ended.output.stdout_bytes == 900_000
     assert limits.OUTPUT_BYTES_MAX - 8 <= len(ended.output.stdout) <= limits.OUTPUT_BYTES_MAX
     ended.output.stdout.decode()

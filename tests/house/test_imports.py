@@ -98,12 +98,11 @@ def chains(start: str) -> dict[str, list[str]]:
     queue = [start]
     for name in queue:
         for target in sorted(GRAPH.get(name, ())):
-            if target.split(".")[0] != "tangram":
-                target = target.split(".")[0]
-            if target not in found:
-                found[target] = [*found[name], target]
-                if target in GRAPH:
-                    queue.append(target)
+            known = target if target in GRAPH else target.split(".")[0]
+            if known not in found:
+                found[known] = [*found[name], known]
+                if known in GRAPH:
+                    queue.append(known)
     return found
 
 

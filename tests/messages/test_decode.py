@@ -107,7 +107,7 @@ def test_unknown_fields(way: str, name: str) -> None:
 
 @pytest.mark.parametrize(("way", "name"), CASES)
 def test_required_fields(way: str, name: str) -> None:
-    decode, kinds, allowed = WAYS[way]
+    decode, _, allowed = WAYS[way]
     required = [field.name for field in msgspec.structs.fields(VALUES[name]) if field.required]
     for field in required:
         fields = raw(VALUES[name])
@@ -467,8 +467,11 @@ def check(state: State, folded: Folded, field: str, spec: bytes, payload: bytes 
 @pytest.mark.parametrize("field", sorted(SPEC))
 @pytest.mark.parametrize(
     "value",
-    [None, True, -1, 1.5, math.nan, math.inf, (1 << 64) - 1, 1 << 62, "", "x", "\x00", "é" * 300, b"", b"12345678", [], [1], {}, {"cpu": 1},
-     {"cpu": {}}, {"cpu": {"low": -1}}, {"cpu": {"low": 1.5}}, {"cpu": {"low": 1500}}, {"cpu": {"low": 1, "hihg": 2}}, {"a.b": {"low": 1}}],
+    [
+        None, True, -1, 1.5, math.nan, math.inf, (1 << 64) - 1, 1 << 62, "", "x", "\x00", "é" * 300, b"", b"12345678", [], [1],
+        {}, {"cpu": 1}, {"cpu": {}}, {"cpu": {"low": -1}}, {"cpu": {"low": 1.5}}, {"cpu": {"low": 1500}},
+        {"cpu": {"low": 1, "hihg": 2}}, {"a.b": {"low": 1}},
+    ],
     ids=lambda value: ascii(value)[:30],
 )  # fmt: skip
 def test_a_bad_field_is_a_typed_rejection(field: str, value: object) -> None:
@@ -547,6 +550,8 @@ DEMANDS = st.builds(
     m.Demand, low=AMOUNTS, high=AMOUNTS | st.just(0), legal=st.lists(AMOUNTS, max_size=4).map(tuple) | st.just(())
 )
 COUNTS = st.integers(1, 1 << 62)
+TABLES = st.dictionaries(COUNTS, COUNTS, max_size=4)
+HINTS = st.builds(m.Hint, duration_us=COUNTS, parallel_ppm=st.integers(0, 1_000_000), table_us=TABLES)
 SPECS = st.builds(
     m.ActionSpec,
     nonce=st.binary(min_size=8, max_size=8),
@@ -557,7 +562,7 @@ SPECS = st.builds(
     retry=st.sampled_from(["never", "safe"]),
     session=st.just(0) | COUNTS | st.integers(0, 4),
     idle_ttl_ms=st.integers(1, limits.DEADLINE_MS_MAX),
-    hint=st.none() | st.builds(m.Hint, duration_us=COUNTS, parallel_ppm=st.integers(0, 1_000_000), table_us=st.dictionaries(COUNTS, COUNTS, max_size=4)),
+    hint=st.none() | HINTS,
 )  # fmt: skip
 PAYLOADS = st.sampled_from(
     [m.Run(argv=("true",)), m.Noop(), m.SessionOpen(), m.SessionClose(), m.FileRead(path="a"), m.FileWrite(path="a", data=b"")]

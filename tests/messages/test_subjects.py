@@ -36,7 +36,7 @@ OTHERS: dict[str, tuple[Callable[..., str], int]] = {
 BUILDERS = {**STORED, **NOT_STORED, **OTHERS}
 
 BAD_NAMES = [
-    "", " ", "a b", "a.b", ".", "..", ".a", "a.", "*", ">", "a*", "a\n", "\n", "a\r\n", "a\t", "a\x00", "é", "é", "а",
+    "", " ", "a b", "a.b", ".", "..", ".a", "a.", "*", ">", "a*", "a\n", "\n", "a\r\n", "a\t", "a\x00", "é", "é", "\u0430",
     "\u0661", "a/b", "a\\b", "$JS", "a" * 65, "a" * 5_000, "\ud800", "a:b", "a,b", "a+b", "{a}", "a\u200b", "a\x85", "a\u2028",
 ]  # fmt: skip
 

@@ -171,6 +171,9 @@ class GroupEnclosure:
         return [*(self._groups[role] for role in ("cpuacct", "memory") if role in self._groups), hold]
 
     async def clear(self, budget_s: float) -> bool:
+        if "cpu" in self._groups and self._quota is not None:
+            groups.lift_quota(self._groups["cpu"])
+            self._quota = None
         return await self._holder.clear(budget_s)
 
     def remove(self) -> None:

@@ -42,6 +42,14 @@ def write_quota(group: Path, *, v2: bool, limit: tuple[int, int] | None) -> None
         kernel.write(group / "cpu.cfs_quota_us", str(limit[0]))
 
 
+def lift_quota(group: Path) -> None:
+    """Removes a limit on cpu time, if there is one: a killed process needs cpu time to end, and waits for the next period
+    if its group has used up its share."""
+    for name, value in (("cpu.max", "max"), ("cpu.cfs_quota_us", "-1")):
+        with contextlib.suppress(OSError):
+            kernel.write(group / name, value)
+
+
 def write_cores(group: Path, cores: Sequence[int], *, v2: bool) -> None:
     """Pins a group and reads back what the kernel made of it. Raises OSError."""
     wanted = kernel.format_cores(cores)
@@ -140,6 +148,10 @@ def clear_now(roots: Sequence[Path], budget_s: float) -> bool:
         left = {pid for root in roots for place in tree(root) for pid in members(place)}
         if not left:
             return True
+        if step == 0:
+            for root in roots:
+                for place in tree(root):
+                    lift_quota(place)
         for root in roots:
             if (root / "cgroup.kill").exists():
                 kernel.write(root / "cgroup.kill", "1")

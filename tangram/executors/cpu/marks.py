@@ -1,6 +1,7 @@
-"""Fences without control groups: processes are found by marks in their environment, by their process session, and by
-descent from either. A program that clears its environment, leaves its session and outlives its parent escapes; cores
-are kept by affinity, which a program can change; there is no limit on cpu time or memory.
+"""Fences without control groups: processes are found by marks in their environment and by their process session.
+
+A program that clears its environment, leaves its session and outlives its parent escapes; cores are kept by affinity,
+which a program can change; there is no limit on cpu time or memory.
 """
 
 import asyncio
@@ -8,135 +9,71 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
-
-from msgspec import Struct
 
 from tangram.executors.backend import Grant
 from tangram.executors.cpu import environment
 from tangram.executors.cpu.fence import POLL_S, Usage
+from tangram.executors.cpu.procs import Foreign, Process, Snapshot, kill, process, scan
 
-_DEAD: Final = frozenset("ZX")
 _LEDGER_BYTES_MAX: Final = 65_536
 """The ledger is written anew, with the live leaders only, when it has grown to this."""
 
 
-class Process(Struct, frozen=True):
-    """A line of /proc/<pid>/stat. `started` is in clock ticks since boot."""
+class Scanner:
+    """Looks at all processes for many at once: whoever asks during a look shares the next one."""
 
-    pid: int
-    state: str
-    parent: int
-    group: int
-    session: int
-    started: int
+    def __init__(self) -> None:
+        self._foreign: Foreign = set()
+        self._looking: asyncio.Task[Snapshot] | None = None
+        self._next: asyncio.Task[Snapshot] | None = None
 
+    async def look(self) -> Snapshot:
+        """The processes at a moment after the call."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._look_after(self._looking))
+        return await asyncio.shield(self._next)
 
-def process(pid: int) -> Process | None:
-    """None if there is no such process."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
-            text = file.read().decode(errors="replace")
-    except OSError:
-        return None
-    # The name in brackets can contain anything, brackets and spaces too.
-    fields = text[text.rindex(")") + 2 :].split()
-    return Process(pid, fields[0], int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))
-
-
-def has_marks(pid: int, marks: Iterable[bytes]) -> bool:
-    """Whether the environment with which `pid` was started has all of these NAME=value."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
-            environ = file.read()
-    except OSError:
-        return False
-    found = environ.split(b"\0")
-    return all(mark in found for mark in marks)
-
-
-def find(marks: Sequence[bytes], leaders: Mapping[int, int]) -> list[Process]:
-    """The live processes with all the marks, those in the process sessions of `leaders` (pid to start time), and their
-    descendants; never the caller. Blocking: it reads all of /proc."""
-    everyone: dict[int, Process] = {}
-    for name in os.listdir("/proc"):
-        if name.isdecimal() and (seen := process(int(name))) is not None:
-            everyone[seen.pid] = seen
-    own = os.getpid()
-
-    def is_led(one: Process) -> bool:
-        # While a session has members, no new process gets its number: another leader means another session.
-        started = leaders.get(one.session)
-        if started is None:
-            return False
-        leader = everyone.get(one.session)
-        return leader is None or leader.started == started
-
-    found = {pid for pid, one in everyone.items() if pid != own and (is_led(one) or has_marks(pid, marks))}
-    children: dict[int, list[int]] = {}
-    for one in everyone.values():
-        children.setdefault(one.parent, []).append(one.pid)
-    queue = list(found)
-    while queue:
-        for pid in children.get(queue.pop(), ()):
-            if pid not in found and pid != own:
-                found.add(pid)
-                queue.append(pid)
-    return [everyone[pid] for pid in sorted(found) if everyone[pid].state not in _DEAD]
-
-
-def kill(found: Iterable[Process]) -> None:
-    """Kills these. All are stopped first, because what forks is faster than a list of its processes."""
-    for sign in (signal.SIGSTOP, signal.SIGKILL):
-        for one in found:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(one.pid, sign)
-
-
-def clear_now(marks: Sequence[bytes], leaders: Mapping[int, int], budget_s: float) -> bool:
-    """Kills what `find` finds until it finds nothing; false if it still does after `budget_s`. Blocking."""
-    end = time.monotonic() + budget_s
-    for step in range(1_000_000):
-        found = find(marks, leaders)
-        if not found:
-            return True
-        kill(found)
-        if time.monotonic() > end:
-            break
-        time.sleep(POLL_S[min(step, len(POLL_S) - 1)])
-    return not find(marks, leaders)
+    async def _look_after(self, before: "asyncio.Task[Snapshot] | None") -> Snapshot:
+        if before is not None:
+            await asyncio.wait([before])
+        self._looking, self._next = self._next, None
+        return await asyncio.to_thread(scan, self._foreign)
 
 
 class _Marked:
     """Processes with the given marks or in the process sessions of `leaders`."""
 
-    def __init__(self, marks: Sequence[str]) -> None:
+    def __init__(self, scanner: Scanner, marks: Sequence[str]) -> None:
+        self._scanner = scanner
         self._marks = [mark.encode() for mark in marks]
         self.leaders: dict[int, int] = {}
 
+    async def _find(self) -> list[Process]:
+        return (await self._scanner.look()).find(self._marks, self.leaders)
+
     async def empty(self) -> bool:
-        return not await asyncio.to_thread(find, self._marks, dict(self.leaders))
+        return not await self._find()
 
     async def clear(self, budget_s: float) -> bool:
         end = time.monotonic() + budget_s
-        for step in range(1_000_000):
-            found = await asyncio.to_thread(find, self._marks, dict(self.leaders))
-            if not found:
-                return True
-            kill(found)
+        step = 0
+        while found := await self._find():
             if time.monotonic() > end:
-                break
+                return False
+            kill(found)
             await asyncio.sleep(POLL_S[min(step, len(POLL_S) - 1)])
-        return await self.empty()
+            step += 1
+        return True
 
 
 class MarkFence(_Marked):
     entries: Sequence[Path] = ()
 
     def __init__(self, grounds: "MarkGrounds", enclosure: "MarkEnclosure", marks: Sequence[str]) -> None:
-        super().__init__(marks)
+        super().__init__(grounds.scanner, marks)
         self._grounds = grounds
         self._enclosure = enclosure
         self.affinity: Sequence[int] = enclosure.cores
@@ -165,7 +102,7 @@ class MarkFence(_Marked):
 
 class MarkEnclosure(_Marked):
     def __init__(self, grounds: "MarkGrounds", marks: Sequence[str]) -> None:
-        super().__init__(marks)
+        super().__init__(grounds.scanner, marks)
         self._grounds = grounds
         self.cores: Sequence[int] = ()
 
@@ -188,8 +125,9 @@ class MarkGrounds(_Marked):
     paths: Sequence[Path] = ()
 
     def __init__(self, incarnation: str, ledger: Path) -> None:
+        self.scanner = Scanner()
         self.marks = (f"{environment.INCARNATION}={incarnation}",)
-        super().__init__(self.marks)
+        super().__init__(self.scanner, self.marks)
         self._ledger = ledger
         self._written = 0
         self._fd = os.open(ledger, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -223,14 +161,3 @@ class MarkGrounds(_Marked):
             os.close(self._fd)
             self._fd = -1
         self._ledger.unlink(missing_ok=True)
-
-
-def read_ledger(path: Path) -> dict[int, int]:
-    """The leaders recorded in a ledger; a torn last line is left out."""
-    leaders: dict[int, int] = {}
-    with contextlib.suppress(FileNotFoundError):
-        for line in path.read_text(errors="replace").splitlines():
-            pid, _, started = line.partition(" ")
-            if pid.isdecimal() and started.isdecimal():
-                leaders[int(pid)] = int(started)
-    return leaders

@@ -1,0 +1,428 @@
+"""Everything that can happen to the log, in any order: each method is one event, with its choices drawn from a `Random`.
+
+The same events are driven by hypothesis (which can shrink what it finds) and by a seeded `random.Random` (which is fast,
+and makes a log that can be recorded).
+"""
+
+from collections.abc import Callable
+from random import Random
+from typing import Final, TypeVar
+
+from tangram import limits, subjects
+from tangram import messages as m
+from tangram.outcomes import Outcome
+from tangram.scheduler.policies import POLICIES
+from tangram.scheduler.state import ActionId, HostKey
+from tests.core import invariants
+from tests.core.world import Item, Worker, World, cores, fold_again
+
+T = TypeVar("T")
+
+HOSTS: Final = {
+    "h1": (cores(4, nodes=2), {"memory": 1_000}),
+    "h2": (cores(8), {"memory": 500, "gpu": 2}),
+    "h3": ([[0, 1], [2]], {"memory": 2_000}),
+}
+COSTS: Final[tuple[dict[str, m.Demand], ...]] = (
+    {},
+    {"cpu": m.Demand(low=1_000)},
+    {"cpu": m.Demand(low=3_000)},
+    {"cpu": m.Demand(low=1_000, high=4_000)},
+    {"cpu": m.Demand(low=1_000, high=4_000, legal=(1_000, 2_000, 4_000))},
+    {"cpu": m.Demand(low=400)},
+    {"cpu": m.Demand(low=600), "memory": m.Demand(low=300)},
+    {"cpu": m.Demand(low=2_000), "memory": m.Demand(low=400)},
+    {"memory": m.Demand(low=600)},
+    {"cpu": m.Demand(low=16_000)},
+    {"cpu": m.Demand(low=1_500)},
+)
+OUTCOMES: Final = (Outcome.OK, Outcome.OK, Outcome.OK, Outcome.FAILED, Outcome.TIMED_OUT, Outcome.ERROR, Outcome.CANCELLED)
+STAMPS_MS: Final = (0, 1, 1, 20, 400, 1_500, 3_000, -5_000, 10_000_000)
+SUBJECTS: Final = (
+    "tangram.actions.cpu.t", "tangram.cancels.t", "tangram.executors.e1", "tangram.completions.t.a",
+    "tangram.decisions.cpu.e1", subjects.LEADER, subjects.CLOCK, "tangram.nowhere", "foreign.subject",
+)  # fmt: skip
+
+
+class Chaos:
+    def __init__(self, random: Random, policy: str = "tangram") -> None:
+        self.random = random
+        self.world = World()
+        self.world.lead(policy)
+        self.next_n: dict[tuple[str, str], int] = {}
+        self.done_below: dict[tuple[str, str], int] = {}
+        self.known: list[ActionId] = []
+        """All ids that any client has used."""
+        self.opens: list[ActionId] = []
+        self.steps = 0
+
+    # --- choices ---
+
+    def pick(self, things: list[T] | tuple[T, ...]) -> T:
+        return things[self.random.randrange(len(things))]
+
+    def chance(self, percent: int) -> bool:
+        return self.random.randrange(100) < percent
+
+    def client(self) -> tuple[str, str]:
+        return self.pick(("t", "u")), self.pick(("a", "b"))
+
+    def worker(self, accept: Callable[[Worker], bool]) -> Worker | None:
+        found = [worker for worker in self.world.workers.values() if accept(worker)]
+        return self.pick(found) if found else None
+
+    # --- clients ---
+
+    def submit(self) -> None:
+        task, client = self.client()
+        key = "gpu" if self.chance(5) else "cpu"
+        items = [self._item(task, client, key) for _ in range(1 + self.random.randrange(3))]
+        below = self.done_below.get((task, client), 0)
+        self.world.send_actions(task, client, items, key=key, done_below=below)
+
+    def _item(self, task: str, client: str, key: str) -> Item:
+        at = (task, client)
+        n = self.next_n.get(at, 0)
+        if self.chance(10):
+            n = self.random.randrange(n + 1)  # sent before, most likely
+        elif self.chance(3):
+            n = self.done_below.get(at, 0) + limits.CLIENT_SEEN_WIDTH_MAX + self.random.randrange(2)
+        else:
+            n += 2 if self.chance(5) else 0
+            self.next_n[at] = n + 1
+        action = ActionId(task, client, n)
+        self.known.append(action)
+        spec = self._spec(action, key)
+        item = self.world.item(action, spec)
+        if self.chance(4):
+            return self.pick((item._replace(spec=b"\xc1"), item._replace(payload=b"?"), item._replace(spec=item.spec[:-1])))
+        return item
+
+    def _spec(self, action: ActionId, key: str) -> m.ActionSpec:
+        kind, session, cost = "run", 0, self.pick(COSTS)
+        if key == "gpu":
+            cost = {"gpu": m.Demand(low=1, high=2)}
+        opens = [open_ for open_ in self.opens if open_[:2] == action[:2]]
+        if self.chance(20):
+            kind = "session.open"
+            cost = self.pick(({}, {"memory": m.Demand(low=200)}, {"memory": m.Demand(low=450)}))
+            self.opens.append(action)
+        elif opens and self.chance(60):
+            session = self.pick(opens).n
+            kind = self.pick(("run", "run", "run", "file.write", "session.close"))
+            if kind != "run":
+                cost = {}
+        elif self.chance(3):
+            session = 99
+        return m.ActionSpec(
+            nonce=self.world.nonce(action),
+            kind=kind,
+            cost=cost,
+            session=session,
+            timeout_ms=self.pick((500, 2_000, 20_000)),
+            deadline_ms=self.pick((0, 3_000, 60_000, 60_000, 60_000)),
+            retry=self.pick(("never", "safe")),
+            idle_ttl_ms=self.pick((1_000, 20_000)),
+            hint=m.Hint(duration_us=1_000_000, parallel_ppm=self.pick((0, 500_000, 990_000))) if self.chance(50) else None,
+        )
+
+    def cancel(self) -> None:
+        task, client = self.client()
+        ids = [action.n for action in self.known if action[:2] == (task, client)]
+        chosen = [self.pick(ids) for _ in range(1 + self.random.randrange(2))] if ids else []
+        if self.chance(25):
+            chosen.append(self.next_n.get((task, client), 0) + self.random.randrange(3))  # not sent yet
+        self.world.put(subjects.cancels(task), m.CancelsRequested(client=client, ids=chosen))
+
+    def forget_below(self) -> None:
+        """A client says which of its ids it will never send again; it may still wait for some of them."""
+        at = self.client()
+        below = self.random.randrange(self.next_n.get(at, 0) + 1)
+        self.done_below[at] = max(below, self.done_below.get(at, 0))
+        self.world.put(subjects.cancels(at[0]), m.CancelsRequested(client=at[1], ids=[], done_below=self.done_below[at]))
+
+    # --- the leader ---
+
+    def plan(self) -> None:
+        if not self.world.in_flight:
+            missing = [action.id for queue in self.world.state.queues.values() for action in queue if self.chance(2)]
+            invariants.check_window(self.world.state, self.world.plan(missing))
+
+    def deliver(self) -> None:
+        self.world.deliver(1)
+
+    def decide(self) -> None:
+        self.world.deliver()
+        self.plan()
+        self.world.deliver()
+
+    def take_over(self) -> None:
+        self.world.lead(self.pick(tuple(POLICIES)), static_units=self.pick((1, 2)))
+
+    def settings(self) -> None:
+        units = self.pick((1, 2, 3))
+        self.world.put(subjects.CLOCK, m.Settings(epoch=self.world.state.epoch, settings={"static_units": units}))
+
+    def tick(self) -> None:
+        self.world.tick()
+
+    def time(self) -> None:
+        self.world.after(self.pick(STAMPS_MS))
+
+    def lose(self) -> None:
+        worker = self.worker(lambda w: w.incarnation in self.world.state.incarnations)
+        if worker is not None:
+            self.world.lose(worker)
+
+    def stale(self) -> None:
+        """What a leader of an earlier epoch would write; the server refuses it, and the fold must not mind it either."""
+        world, epoch = self.world, self.random.randrange(self.world.state.epoch)
+        live = [i for i in world.state.incarnations.values() if i.live]
+        world.put(subjects.CLOCK, m.Settings(epoch=epoch, settings={"static_units": 7}))
+        if live:
+            holder = self.pick(live)
+            lost = m.ExecutorLost(epoch=epoch, executor=holder.executor, incarnation=holder.id)
+            start = m.Start(task="t", client="a", n=0, nonce=bytes(8), kind="run", amounts={"cpu": 1_000}, cores=(0,), timeout_ms=1)
+            made = m.DecisionsMade(
+                epoch=epoch, incarnation=holder.id, number=1, window=1, through_seq=1, digest=b"", items=[start, m.Dismiss()]
+            )
+            world.put(subjects.CLOCK, lost)
+            world.put(subjects.decisions(holder.key, holder.executor), made)
+
+    # --- executors ---
+
+    def join(self) -> None:
+        host = self.pick(tuple(HOSTS))
+        nodes, capacity = HOSTS[host]
+        where = HostKey(host, f"machine-{host}")
+        found = [w for w in self.world.workers.values() if w.host == where and w.findable and self.chance(60)]
+        key = "gpu" if "gpu" in capacity and self.chance(30) else "cpu"
+        executor = f"e{self.random.randrange(4)}"
+        self.world.join(executor, key=key, host=host, nodes=nodes, dead=found, later=self.chance(20), **capacity)
+
+    def restart(self) -> None:
+        """A process dies and comes back under its name at once, having cleaned up after itself."""
+        worker = self.worker(lambda w: w.alive)
+        if worker is not None:
+            worker.die()
+            name = worker.host.name
+            nodes, capacity = HOSTS[name]
+            dead = [worker]
+            self.world.join(worker.executor, key=worker.key, host=name, nodes=nodes, dead=dead, later=self.chance(20), **capacity)
+
+    def reboot(self) -> None:
+        host = self.pick(tuple(HOSTS))
+        nodes, capacity = HOSTS[host]
+        if host in self.world.boots:
+            self.world.join(f"e{self.random.randrange(4)}", host=host, nodes=nodes, reboot=True, **capacity)
+
+    def read(self) -> None:
+        worker = self.worker(lambda w: bool(w.unread))
+        if worker is not None:
+            worker.read(1 if self.chance(50) else None)
+
+    def end(self) -> None:
+        worker = self.worker(lambda w: w.alive and bool(w.running))
+        if worker is not None:
+            key = self.pick(list(worker.running))
+            outcome = self.pick(OUTCOMES)
+            if worker.running[key].start.session and self.chance(5):
+                outcome = Outcome.ENVIRONMENT_LOST
+            worker.end(key, outcome, nonce=b"mistaken" if self.chance(3) else None)
+            self._send(worker)
+
+    def give_back(self) -> None:
+        worker = self.worker(lambda w: w.alive and bool(w.running))
+        if worker is not None:
+            worker.give_back(self.pick(list(worker.running)))
+            self._send(worker)
+
+    def end_session(self) -> None:
+        worker = self.worker(lambda w: w.alive and bool(w.sandboxes))
+        if worker is not None:
+            asked = list(worker.endings)
+            worker.end_session(self.pick(asked) if asked and self.chance(80) else self.pick(list(worker.sandboxes)))
+            self._send(worker)
+
+    def answer_all(self) -> None:
+        worker = self.worker(lambda w: w.alive)
+        if worker is not None:
+            worker.answer_all()
+
+    def _send(self, worker: Worker) -> None:
+        if self.chance(70):
+            worker.send()
+
+    def send(self) -> None:
+        worker = self.worker(lambda w: bool(w.outbox))
+        if worker is not None:
+            worker.send(1 if self.chance(50) else None)
+
+    def repeat(self) -> None:
+        """A message that was stored is stored once more."""
+        worker = self.worker(lambda w: bool(w.sent))
+        if worker is not None:
+            self.world.put(*self.pick(worker.sent))
+
+    def drain(self) -> None:
+        worker = self.worker(lambda w: w.alive)
+        if worker is not None:
+            worker.drain()
+            self._send(worker)
+
+    def change(self) -> None:
+        worker = self.worker(lambda w: w.alive)
+        if worker is not None:
+            nodes, capacity = HOSTS[worker.host.name]
+            if self.chance(50):
+                worker.change(nodes=self.pick((nodes, nodes[:1], [])))
+            else:
+                worker.change(capacity=self.pick((capacity, {"memory": 250}, {})))
+            self._send(worker)
+
+    def leave(self) -> None:
+        worker = self.worker(lambda w: w.alive and not w.running and not w.sandboxes)
+        if worker is not None:
+            worker.leave()
+            self._send(worker)
+
+    def die(self) -> None:
+        worker = self.worker(lambda w: w.alive)
+        if worker is not None:
+            worker.die()
+
+    def find_dead(self) -> None:
+        worker = self.worker(lambda w: w.alive)
+        if worker is not None:
+            worker.find_dead([w for w in self.world.workers.values() if w.host == worker.host and w.findable])
+            self._send(worker)
+
+    # --- nobody's ---
+
+    def forge(self) -> None:
+        """An outcome with the right nonce from somebody unknown, or with a wrong one."""
+        actions = list(self.world.state.actions.values())
+        if not actions:
+            return
+        action = self.pick(actions)
+        right = self.chance(50) and action.id in self.world.accepted and action.spec.kind != "session.close"
+        result = m.Result(
+            nonce=action.spec.nonce if right else b"mistaken", attempt=1 + self.random.randrange(2), outcome=self.pick(OUTCOMES)
+        )
+        subject = subjects.completions(action.id.task, action.id.client)
+        ids, results = [action.id.n], [m.encode(result)]
+        self.world.put(subject, m.ActionsFinished(incarnation="unknown", k=1, ids=ids, results=results, outputs=[b""]))
+
+    def garbage(self) -> None:
+        subject = self.pick(SUBJECTS)
+        seed = self.random.randrange(1 << 16)
+        noise = bytes((seed * 31 + i * seed) & 0xFF for i in range(seed % 40))
+        last = self.world.log[self.random.randrange(len(self.world.log))].data
+        data = self.pick((b"\xc1" + noise, last[: len(last) // 2], b"", b"\x91" * 2_000, b"\xc0"))
+        self.world.put(subject, data, garbage=True)
+
+    # --- all of it ---
+
+    EVENTS: Final = (
+        ("submit", 30), ("cancel", 6), ("forget_below", 2), ("plan", 12), ("deliver", 14), ("decide", 14), ("take_over", 2),
+        ("settings", 1), ("tick", 4), ("time", 8), ("lose", 2), ("stale", 1), ("join", 7), ("restart", 3), ("reboot", 1),
+        ("read", 16), ("end", 22), ("give_back", 5), ("end_session", 3), ("answer_all", 4), ("send", 8), ("repeat", 3),
+        ("drain", 1), ("change", 2), ("leave", 1), ("die", 1), ("find_dead", 2), ("forge", 2), ("garbage", 2),
+    )  # fmt: skip
+
+    def run(self, steps: int, check_every: int = 1) -> None:
+        names = [name for name, weight in self.EVENTS for _ in range(weight)]
+        for index in range(steps):
+            getattr(self, self.pick(names))()
+            self.steps += 1
+            if index % check_every == 0:
+                invariants.check(self.world)
+
+    def heal(self) -> None:
+        """From here on everybody is alive and answers: all that was accepted must end, and all units must come back."""
+        world, state = self.world, self.world.state
+        world.deliver()
+        for worker in list(world.workers.values()):
+            worker.send()
+        rested = 0
+        for round_ in range(2_000):
+            self._revive()
+            world.plan()
+            quiet = not world.in_flight
+            world.deliver()
+            for worker in list(world.workers.values()):
+                quiet = quiet and not worker.unread and not worker.running and not worker.endings
+                if worker.alive:
+                    worker.answer_all()
+                worker.send()
+            if quiet:
+                if rested < 5:
+                    rested += 1
+                    invariants.check(world)
+                    invariants.check_nothing_stalls(world)
+                if not state.wants_ticks:
+                    break
+                world.after(2_000)
+                world.tick()
+        else:
+            raise AssertionError(f"no rest after {round_} rounds: {state.actions} {state.sessions} {state.owed}")
+        self._check_all_is_over()
+
+    def _revive(self) -> None:
+        """Who was given up dies, who is dead is found, and each host and kind has an executor that takes work."""
+        world, state = self.world, self.world.state
+        for worker in world.workers.values():
+            holder = state.incarnations.get(worker.incarnation)
+            if worker.alive and (holder is None or not holder.live):
+                worker.die()
+            elif holder is not None and holder.live and not worker.alive:
+                world.lose(worker)
+        for host, (nodes, capacity) in HOSTS.items():
+            here = [w for w in world.workers.values() if w.host.name == host]
+            dead = [w for w in here if w.findable]
+            for key in ("cpu", "gpu"):
+                if not any(w.alive and not w.draining and w.key == key for w in here):
+                    world.join(f"healer-{host}-{key}", key=key, host=host, nodes=nodes, dead=dead, **capacity)
+                    dead = []
+            for worker in here:
+                if worker.alive and dead:
+                    worker.find_dead(dead)
+                    worker.send()
+                    break
+
+    def _check_all_is_over(self) -> None:
+        world, state = self.world, self.world.state
+        assert (state.actions, state.sessions, state.queues, bool(state.owed)) == ({}, {}, {}, False)
+        for holder in state.incarnations.values():
+            assert holder.live, f"{holder.id} is lost, dead and held"
+            assert not holder.grants
+            assert not holder.draining, f"{holder.id} drains, holds nothing and is not dismissed"
+        for host in state.hosts.values():
+            assert host.pool.used == 0
+            assert not host.pool.shared
+            assert not any(host.used.values())
+        assert world.finishes.keys() == world.accepted.keys()
+        first = first_outcomes(world)
+        missing = world.accepted.keys() - first.keys()
+        assert not missing, f"accepted without an outcome in the log: {missing}"
+        assert fold_again(world.log) == world.digests
+
+
+def first_outcomes(world: World) -> dict[ActionId, m.Result]:
+    """What clients read: for each action the first outcome in the log that carries its nonce."""
+    found: dict[ActionId, m.Result] = {}
+    for record in world.log:
+        if record.subject.startswith("tangram.completions."):
+            try:
+                _, message = m.decode(record.subject, record.data)
+            except m.Malformed:
+                continue
+            _, _, task, client = record.subject.split(".")
+            assert isinstance(message, m.ActionsFinished)
+            for n, raw in zip(message.ids, message.results, strict=True):
+                action, result = ActionId(task, client, n), m.decode_result(raw)
+                if action in world.accepted and result.nonce == world.nonces[action]:
+                    found.setdefault(action, result)
+    return found
+
+

@@ -1,0 +1,256 @@
+"""What has to hold after every record of the log, recounted the slow way."""
+
+from collections import Counter
+
+from tangram.scheduler.cores import cores_of
+from tangram.scheduler.state import Action, ActionId, GrantKey, Host, HostKey, Incarnation, Phase, SessionPhase, State
+from tangram.scheduler.window import Window
+from tests.core.world import World
+
+WHOLE = 1_000
+
+
+def check(world: World) -> None:
+    state = world.state
+    check_places(state)
+    check_sessions(world)
+    check_units(state)
+    check_truth(world)
+    check_clients(state)
+    check_owed(state)
+    assert state.skipped == world.garbage
+
+
+def check_places(state: State) -> None:
+    """Every open action is in exactly one place, and queues hold nothing but READY actions in arrival order."""
+    places: Counter[ActionId] = Counter()
+    for queue_key, queue in state.queues.items():
+        waiting = list(queue)
+        assert waiting, f"{queue_key}: an empty queue is kept"
+        assert len(waiting) == len(queue)
+        assert [action.order for action in waiting] == sorted(action.order for action in waiting)
+        for action in waiting:
+            assert action.phase is Phase.READY, f"{action.id} is {action.phase.name} in a queue"
+            assert action.queue == queue_key
+            assert state.actions.get(action.id) is action, f"{action.id} is queued and not open"
+            places[action.id] += 1
+    for session in state.sessions.values():
+        for action in session.waiting:
+            assert action.phase is Phase.WAITING, f"{action.id} is {action.phase.name} in its session"
+            assert action.session is session
+            assert state.actions.get(action.id) is action, f"{action.id} waits in its session and is not open"
+            places[action.id] += 1
+    for action in state.actions.values():
+        if action.phase is Phase.DECIDED:
+            places[action.id] += 1
+        assert (action.id in state.owed.rulings) == (action.phase is Phase.OWED), f"{action.id}: {action.phase.name}"
+    places.update(list(state.owed.rulings))
+    assert places == Counter(list(state.actions)), f"in no place or in two: {places} {state.actions.keys()}"
+
+
+def check_sessions(world: World) -> None:
+    """A session takes one action at a time, and one that lives has a sandbox, or an opening that may still make one."""
+    state = world.state
+    inside: Counter[ActionId] = Counter()
+    for incarnation in state.incarnations.values():
+        for key in incarnation.grants:
+            start = world.starts[(incarnation.id, key)]
+            if start.session:
+                inside[ActionId(start.task, start.client, start.session)] += 1
+    for session in state.sessions.values():
+        assert inside[session.id] <= 1, f"{session.id} takes {inside[session.id]} actions at a time"
+        current = state.actions.get(session.current) if session.current is not None else None
+        if session.phase is SessionPhase.OPENING:
+            assert session.id in state.actions, f"{session.id} is being opened by nobody"
+            assert session.current is None
+        else:
+            holder = state.incarnations[session.incarnation]
+            assert holder.live, f"{session.id} lives on a lost incarnation"
+            assert holder.sessions[session.id] is session
+            assert session.grant is not None
+            assert holder.grants[session.grant].holds_session
+            if session.current is None:
+                assert not session.waiting, f"{session.id} is free and lets its actions wait"
+            elif current is None or current.phase not in (Phase.READY, Phase.DECIDED):
+                assert inside[session.id], f"{session.id} is blocked by {session.current}, which holds nothing"
+    for action in state.actions.values():
+        if action.session is not None and action.phase in (Phase.WAITING, Phase.READY):
+            assert state.sessions.get(action.session.id) is action.session, f"{action.id} waits in a session that is no more"
+    for key, host in state.hosts.items():
+        here = [s for i in state.incarnations.values() if i.host == key for s in i.sessions]
+        assert host.sessions == len(here)
+
+
+def check_units(state: State) -> None:
+    """What a host counts as used is the sum of its grants, and no core is given twice."""
+    for key, host in state.hosts.items():
+        used: Counter[str] = Counter()
+        whole: Counter[int] = Counter()
+        shared: Counter[int] = Counter()
+        for incarnation in state.incarnations.values():
+            for grant in incarnation.grants.values() if incarnation.host == key else ():
+                assert (grant.incarnation, grant.host) == (incarnation.id, key)
+                for name, amount in grant.amounts.items():
+                    if name != "cpu":
+                        used[name] += amount
+                    elif amount < WHOLE:
+                        shared[grant.cores[0]] += amount
+                    else:
+                        assert len(grant.cores) * WHOLE == amount, f"{grant.key} is charged {amount} for {grant.cores}"
+                        whole.update(grant.cores)
+        assert +Counter(host.used) == +used, f"{key.name}: {host.used} used, {used} granted"
+        assert all(count == 1 for count in whole.values()), f"{key.name}: {whole}"
+        assert sorted(whole) == list(cores_of(host.pool.used))
+        assert host.pool.shared == dict(+shared)
+        assert all(amount <= WHOLE for amount in shared.values()), f"{key.name}: {shared}"
+        assert not whole.keys() & shared.keys()
+        assert [i for i in state.incarnations.values() if i.live and i.host == key] == sorted(
+            host.live, key=lambda i: i.joined_seq
+        )
+    for incarnation in state.incarnations.values():
+        assert incarnation.host in state.hosts, f"{incarnation.id} is on a host that was forgotten"
+
+
+def check_truth(world: World) -> None:
+    """What processes really use on a host is granted to them, and never more than the host has ever had."""
+    spent: dict[HostKey, Counter[str]] = {}
+    for worker in world.workers.values():
+        known = world.state.incarnations.get(worker.incarnation)
+        for start in worker.uses():
+            key = GrantKey(ActionId(start.task, start.client, start.n), start.attempt)
+            assert known is not None, f"{worker.incarnation} is forgotten and still runs {key}"
+            assert key in known.grants, f"{worker.incarnation} runs {key} and holds no grant for it"
+            spent.setdefault(worker.host, Counter()).update(start.amounts)
+    for host, amounts in spent.items():
+        for name, amount in amounts.items():
+            assert amount <= world.largest[host][name], f"{host.name}: {amount} of {name} in use"
+
+
+def check_clients(state: State) -> None:
+    for key, client in state.clients.items():
+        open_ = sum(1 for action in state.actions if action[:2] == key)
+        assert client.open == open_, f"{key}: {client.open} open, {open_} counted"
+        assert all(n > client.contiguous for n in client.sparse)
+        assert all(n >= client.done_below for n in client.cancelled_early)
+
+
+def check_owed(state: State) -> None:
+    owed = state.owed
+    for incarnation, key in owed.cancels:
+        assert state.incarnations[incarnation].live
+        assert key in state.incarnations[incarnation].grants, f"a cancel is owed for {key}, which holds nothing"
+        assert not state.incarnations[incarnation].grants[key].holds_session, f"a cancel is owed for {key}, which has ended"
+    for incarnation, _ in owed.ends:
+        assert state.incarnations[incarnation].live
+    for incarnation in owed.dismissals:
+        holder = state.incarnations[incarnation]
+        assert holder.live
+        assert holder.draining
+        assert not holder.grants, f"{incarnation} is to be dismissed and holds {list(holder.grants)}"
+    for incarnation in owed.losses:
+        assert not state.incarnations[incarnation].live
+
+
+def check_window(state: State, window: Window) -> None:
+    """What a pass has decided fits beside what is held, and follows arrival order between equals."""
+    free = {key: _free(state, host) for key, host in state.hosts.items()}
+    taken: dict[HostKey, Counter[int]] = {key: _cores_taken(state, key) for key in state.hosts}
+    seen: set[ActionId] = set()
+    for decision in window.decisions:
+        action, holder = decision.action, decision.holder
+        assert action.id not in seen
+        seen.add(action.id)
+        assert holder.live
+        assert state.incarnations[holder.id] is holder
+        if action.session is not None:
+            assert action.session.incarnation == holder.id
+        else:
+            assert holder.key == action.key
+            assert not holder.draining, f"{action.id} is decided for {holder.id}, which drains"
+        for name, amount in decision.amounts.items():
+            if name == "cpu":
+                assert all(holder.cores_mask >> core & 1 for core in decision.cores), "cores that it never offered"
+                assert len(set(decision.cores)) == max(amount // WHOLE, 1)
+                taken[holder.host].update(dict.fromkeys(decision.cores, min(amount, WHOLE)))
+            else:
+                free[holder.host][name] -= amount
+                assert free[holder.host][name] >= 0, f"{name} of {holder.host.name} is given beyond what there is"
+        assert all(amount <= WHOLE for amount in taken[holder.host].values()), f"{taken[holder.host]}"
+        check_amounts(decision.amounts, action)
+    host_of = {decision.action.id: decision.holder.host for decision in window.decisions}
+    for queue in state.queues.values():
+        waiting: set[HostKey] = set()
+        for action in queue:
+            if action.id in host_of:
+                assert host_of[action.id] not in waiting, f"{action.id} overtakes an equal"
+            else:
+                waiting |= {holder.host for holder in places(state, action)}
+
+
+def check_amounts(amounts: dict[str, int], action: Action) -> None:
+    for name, demand in action.spec.cost.items():
+        got = amounts.get(name, 0)
+        if name == "cpu" and action.session is not None and action.session.cores:
+            assert not got
+        elif name != "cpu" or action.opens is None:
+            assert got == 0 or demand.low <= got <= max(demand.high, demand.low)
+            assert not demand.legal or got in demand.legal
+
+
+def _free(state: State, host: Host) -> Counter[str]:
+    free = Counter(host.capacity)
+    for incarnation in state.incarnations.values():
+        if incarnation.host == host.key:
+            for grant in incarnation.grants.values():
+                free.subtract({name: amount for name, amount in grant.amounts.items() if name != "cpu"})
+    return free
+
+
+def _cores_taken(state: State, key: HostKey) -> Counter[int]:
+    taken: Counter[int] = Counter()
+    for incarnation in state.incarnations.values():
+        for grant in incarnation.grants.values() if incarnation.host == key else ():
+            if "cpu" in grant.amounts:
+                taken.update(dict.fromkeys(grant.cores, min(grant.amounts["cpu"], WHOLE)))
+    return taken
+
+
+def places(state: State, action: Action) -> list[Incarnation]:
+    """Live executors that have enough of all it asks for, were it alone there: its session's, or any that takes new work, on
+    hosts that have not lost it if there are such."""
+    found = []
+    for holder in state.incarnations.values():
+        if action.session is None:
+            wrong = holder.draining or holder.key != action.key
+        else:
+            wrong = action.session.incarnation != holder.id
+        capacity = Counter(state.hosts[holder.host].capacity)
+        if holder.live and not wrong and fits(action, holder.cores_mask.bit_count() * WHOLE, capacity, state):
+            found.append(holder)
+    return [holder for holder in found if holder.host not in action.avoid] or found
+
+
+def fits(action: Action, millicores: int, free: Counter[str], state: State) -> bool:
+    cost = {name: demand.low for name, demand in action.spec.cost.items()}
+    if action.session is not None and action.session.cores:
+        cost.pop("cpu", None)
+    if action.opens is not None and state.policy == "static-trajectory":
+        cost["cpu"] = state.settings.get("static_units", 1) * WHOLE
+    return all(low <= (millicores if name == "cpu" else free[name]) for name, low in cost.items())
+
+
+def check_nothing_stalls(world: World) -> None:
+    """At rest, the action that has waited longest for anything on an executor cannot have it now."""
+    state = world.state
+    assert not state.owed
+    claimed: set[tuple[HostKey, str]] = set()
+    for action in sorted((a for queue in state.queues.values() for a in queue), key=lambda a: a.order):
+        for holder in places(state, action):
+            host = state.hosts[holder.host]
+            names = {name for name, demand in action.spec.cost.items() if demand.low}
+            if action.opens is not None:
+                names |= {"cpu"}
+            if not any((holder.host, name) in claimed for name in names):
+                idle = host.pool.free(holder.cores_mask).bit_count() * WHOLE
+                assert not fits(action, idle, _free(state, host), state), f"{action.id} waits beside idle {holder.id}"
+            claimed |= {(holder.host, name) for name in names}
