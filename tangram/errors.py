@@ -12,7 +12,11 @@ class InvalidRequest(TangramError, ValueError):
     """
 
     def __init__(self, field: str, rule: str, value: object = None) -> None:
-        self.field, self.rule, self.value = field, rule, repr(value)[:100]
+        try:
+            shown = repr(value)
+        except Exception as error:  # an int of thousands of digits, an object with a broken repr
+            shown = f"{type(value).__name__}, {type(error).__name__} when shown"
+        self.field, self.rule, self.value = field, rule, shown[:100]
         super().__init__(f"{field}: {rule}" + ("" if value is None else f" (got {self.value})"))
 
 

@@ -55,6 +55,9 @@ CANDIDATES_MAX: Final = 2_048
 RESOURCES_PER_ACTION_MAX: Final = 8
 LEGAL_AMOUNTS_MAX: Final = 32
 AMOUNT_MAX: Final = 1 << 40
+CORE_ID_MAX: Final = 16_383
+"""Sets of cores are integers of that many bits; one id from the wire must not become a gigabyte."""
+NUMA_NODES_MAX: Final = 256
 
 # --- shells ----------------------------------------------------------------------------------------------------
 PAYLOAD_CACHE_BYTES: Final = 256 * 1024 * 1024

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from tangram import limits
 from tangram import messages as m
 
 _PAYLOAD_OF: Final = {
@@ -23,6 +24,12 @@ def broken_rule(key: str, spec: m.ActionSpec, payload: object) -> str:
         return f"session: kind {spec.kind} needs one"
     if spec.kind == "session.open" and spec.session:
         return "session: cannot be opened inside a session"
+    if isinstance(payload, m.Run) and (broken := _too_long(payload)):
+        return broken
+    if isinstance(payload, m.FileWrite | m.FileRead) and len(payload.path.encode()) > limits.PATH_BYTES_MAX:
+        return f"path: must be at most {limits.PATH_BYTES_MAX} bytes"
+    if spec.hint is not None and any(a >= b for (a, _), (b, _) in zip(spec.hint.table_us, spec.hint.table_us[1:], strict=False)):
+        return "hint.table_us: must rise in units"
     for name, demand in spec.cost.items():
         high = demand.high or demand.low
         if high < demand.low:
@@ -36,4 +43,18 @@ def broken_rule(key: str, spec: m.ActionSpec, payload: object) -> str:
             amounts = (demand.low, high, *legal)
             if any(amount % 1000 for amount in amounts) and (demand.low >= 1000 or high != demand.low or demand.low < 10):
                 return "cost.cpu: must be whole cores, or a fixed fraction of 10 to 999 millicores"
+    return ""
+
+
+def _too_long(run: m.Run) -> str:
+    """Linux counts bytes, the types above count characters."""
+    sizes = [len(argument.encode()) for argument in run.argv]
+    if max(sizes) > limits.ARGUMENT_BYTES_MAX:
+        return f"argv: must be at most {limits.ARGUMENT_BYTES_MAX} bytes each"
+    if sum(sizes) > limits.ARGUMENTS_BYTES_MAX:
+        return f"argv: must be at most {limits.ARGUMENTS_BYTES_MAX} bytes together"
+    if sum(len(name) + len(value.encode()) + 2 for name, value in run.env.items()) > limits.ENVIRONMENT_BYTES_MAX:
+        return f"env: must be at most {limits.ENVIRONMENT_BYTES_MAX} bytes together"
+    if len(run.cwd.encode()) > limits.PATH_BYTES_MAX:
+        return f"cwd: must be at most {limits.PATH_BYTES_MAX} bytes"
     return ""

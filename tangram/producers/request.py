@@ -1,5 +1,6 @@
 """From what a caller writes to what travels: pure, and every mistake is an InvalidRequest that names its field."""
 
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,14 +26,14 @@ def memory_mib(value: int | str) -> int:
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise InvalidRequest("memory", 'must be MiB or a text such as "2GiB"', value)
     if isinstance(value, int):
-        mib = float(value)
+        mib = float(value) if 0 <= value <= limits.AMOUNT_MAX else -1.0 if value < 0 else math.inf
     else:
         match = _SIZE.fullmatch(value.strip())
         if match is None:
             raise InvalidRequest("memory", 'must be MiB or a text such as "2GiB"', value)
         mib = float(match[1]) * _MIB_OF[match[2][:1].lower()]
     if not 1 <= mib <= limits.AMOUNT_MAX:
-        raise InvalidRequest("memory", "must be at least 1 MiB", value)
+        raise InvalidRequest("memory", f"must be 1 to {limits.AMOUNT_MAX} MiB", value)
     return -int(-mib // 1)
 
 
@@ -47,11 +48,11 @@ def cpu(units: Units) -> m.Demand | None:
     if isinstance(units, float):
         if not (0.01 <= units < 1 or (1 <= units <= limits.AMOUNT_MAX / _MILLI and units.is_integer())):
             _bad_units(units)
-        return m.Demand(low=round(units * _MILLI))
+        return m.Demand(low=min(round(units * _MILLI), _MILLI - 1) if units < 1 else int(units) * _MILLI)
     if not isinstance(units, Collection) or isinstance(units, str | bytes | Mapping):
         _bad_units(units)
     amounts = list(units)
-    if not amounts or any(isinstance(a, bool) or not isinstance(a, int) or a < 1 for a in amounts):
+    if not amounts or any(isinstance(a, bool) or not isinstance(a, int) or not 1 <= a <= limits.AMOUNT_MAX // _MILLI for a in amounts):
         _bad_units(units)
     if isinstance(units, tuple):
         if len(amounts) != 2 or amounts[0] > amounts[1]:
@@ -78,17 +79,30 @@ def hint(parallel: float | Mapping[int, float] | None, duration: float | None) -
     if parallel is None and duration is None:
         return None
     if isinstance(parallel, Mapping):
-        return m.Hint(table_us={units: milliseconds("parallel", seconds) * 1000 for units, seconds in parallel.items()})
-    if parallel is not None and (isinstance(parallel, bool) or not 0 <= parallel <= 1):
+        return m.Hint(table_us=_table(parallel))
+    if parallel is not None and not (_is_number(parallel) and 0 <= parallel <= 1):
         raise InvalidRequest("parallel", "must be a fraction of 0 to 1, or seconds by units", parallel)
     duration_us = milliseconds("duration", duration) * 1000 if duration is not None else 0
     return m.Hint(duration_us=duration_us, parallel_ppm=round((parallel or 0.0) * 1_000_000))
 
 
+def _table(seconds_by_units: Mapping[int, float]) -> tuple[tuple[int, int], ...]:
+    rows = list(seconds_by_units.items())
+    if not rows or not all(_is_number(units) and isinstance(units, int) and units >= 1 for units, _ in rows):
+        raise InvalidRequest("parallel", "must be a fraction of 0 to 1, or seconds by units", seconds_by_units)
+    return tuple(sorted((units, milliseconds("parallel", seconds) * 1000) for units, seconds in rows))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def argv(command: str | Sequence[str]) -> tuple[str, ...]:
-    """A text is a shell command; a sequence is a program and its arguments."""
+    """A text is a shell command; a sequence is a program and its arguments. Raises InvalidRequest."""
     if isinstance(command, str):
         return ("/bin/sh", "-c", command)
+    if not isinstance(command, Sequence) or isinstance(command, bytes | bytearray | memoryview):
+        raise InvalidRequest("command", "must be a text for the shell, or a program and its arguments", command)
     return tuple(command)
 
 
@@ -115,7 +129,8 @@ def wire(key: str, spec: m.ActionSpec, payload: m.Payload) -> Wire:
         m.decode_payload(payload_bytes)
     except msgspec.ValidationError as error:
         rule, _, path = str(error).partition(" - at ")
-        raise InvalidRequest(path.strip("`").removeprefix("$.") or "request", rule) from None
+        field = path.removeprefix("`key` in ").strip("`").removeprefix("$.")
+        raise InvalidRequest(field or "request", rule) from None
     except m.MALFORMED as error:
         raise InvalidRequest("request", str(error)) from None
     if broken := broken_rule(key, spec, payload):

@@ -12,8 +12,8 @@ def duration_us(hint: Hint | None, units: int, prior: Hint) -> int:
     if hint is None:
         hint = prior
     if hint.table_us:
-        known = [m for m in hint.table_us if m <= units]
-        return hint.table_us[max(known) if known else min(hint.table_us)]
+        known = [duration for amount, duration in hint.table_us if amount <= units]
+        return known[-1] if known else hint.table_us[0][1]
     one = hint.duration_us or prior.duration_us
     parallel = one * hint.parallel_ppm // 1_000_000
     return one - parallel + parallel // max(units, 1)

@@ -13,6 +13,7 @@ from tangram import messages as m
 from tangram.outcomes import Outcome
 from tangram.scheduler import fold_actions, fold_executors
 from tangram.scheduler.fold_actions import owe, owe_cancel
+from tangram.scheduler.policies import POLICIES
 from tangram.scheduler.state import ActionId, GrantKey, Phase, SessionPhase, State
 from tangram.subjects import Address
 
@@ -51,6 +52,8 @@ def step(state: State, record: Record) -> Folded:
     try:
         address, message = m.decode(record.subject, record.data)
         _apply(state, address, message)
+    except NewerVersion:
+        raise
     except m.Malformed as error:
         if error.unknown_type:
             raise NewerVersion(f"sequence {record.seq} on {record.subject}: {error}") from None
@@ -89,7 +92,7 @@ def _apply(state: State, address: Address, message: m.LogMessage) -> None:
         case m.ActionsSubmitted():
             fold_actions.submitted(state, address.first, address.second, message)
         case m.DecisionsMade():
-            _decisions(state, message)
+            _decisions(state, address.second, message)
         case m.ActionsFinished():
             _finished(state, address, message)
         case m.CancelsRequested():
@@ -110,6 +113,8 @@ def _apply(state: State, address: Address, message: m.LogMessage) -> None:
 
 
 def _leader(state: State, message: m.LeaderStarted) -> None:
+    if message.policy not in POLICIES:
+        raise NewerVersion(f"sequence {state.seq}: policy {message.policy!r} is not known")
     state.epoch = state.seq
     state.settings = dict(message.settings)
     state.story.append(f"leader {message.leader} {message.policy}")
@@ -122,14 +127,14 @@ def _leader(state: State, message: m.LeaderStarted) -> None:
             fold_actions.enqueue(state, action)
 
 
-def _decisions(state: State, message: m.DecisionsMade) -> None:
+def _decisions(state: State, executor: str, message: m.DecisionsMade) -> None:
     if message.epoch != state.epoch:
         state.story.append(f"stale epoch {message.epoch}")
         return
     if message.note is not None:
         state.window = message.window
     holder = state.incarnations.get(message.incarnation)
-    if holder is None or not holder.live:
+    if holder is None or not holder.live or holder.executor != executor:
         state.story.append(f"void {message.incarnation} {message.number}")
         return
     holder.next_number = message.number + 1
@@ -161,7 +166,9 @@ def _finished(state: State, address: Address, message: m.ActionsFinished) -> Non
     for n, raw in zip(message.ids, message.results, strict=True):
         try:
             result = m.decode_result(raw)
-        except m.MALFORMED:
+        except m.MALFORMED as error:
+            if m.is_newer_result(raw):
+                raise NewerVersion(f"sequence {state.seq}: {error}") from None
             state.story.append(f"malformed result {n}")
             continue
         fold_actions.completed(state, holder, ActionId(address.first, address.second, n), result)

@@ -267,7 +267,7 @@ def cancel(state: State, action: Action) -> None:
 def owe_cancel(state: State, incarnation: str, key: GrantKey) -> None:
     """The executor has to be told to end this attempt; its answer gives the units back."""
     holder = state.incarnations.get(incarnation)
-    if holder is not None and holder.live:
+    if holder is not None and holder.live and key in holder.grants:
         state.owed.cancels[(incarnation, key)] = None
         state.story.append(f"cancel owed {key.action}#{key.attempt}")
 
@@ -408,7 +408,8 @@ def started(state: State, holder: Incarnation, number: int, start: m.Start) -> N
         owe_cancel(state, holder.id, key)
         if action is not None and action.attempt == start.attempt:
             action.incarnation = holder.id
-        _occupy(state, grant, state.sessions.get(ActionId(start.task, start.client, start.session)))
+        if start.session:
+            _occupy(state, grant, state.sessions.get(ActionId(start.task, start.client, start.session)))
         return
     grant.session = action.session
     dequeue(state, action)

@@ -83,6 +83,8 @@ class _Pass:
         self.decisions: list[Decision] = []
         self.elastic: list[tuple[int, _Room, Demand]] = []
         self.takers: dict[str, int] = {}
+        self.waiting: dict[tuple[object, ...], bool] = {}
+        """What `_try` returned for one-shot actions that wait; one that asks for the same cannot have it either."""
         self.prior = Hint(
             duration_us=setting(state, "prior_duration_us"), parallel_ppm=setting(state, "prior_parallel_ppm")
         )
@@ -121,6 +123,9 @@ class _Pass:
                 return True
             self._hold_back(self._room(holder.host), holder, cost)
             return False
+        alike = (action.key, action.avoid, *((name, demand.low) for name, demand in cost.items()))
+        if alike in self.waiting:
+            return self.waiting[alike]
         holders = self._holders(action, cost)
         best: tuple[tuple[int, ...], Incarnation] | None = None
         for rank, holder in enumerate(holders):
@@ -134,7 +139,8 @@ class _Pass:
             return True
         for holder in holders:
             self._hold_back(self._room(holder.host), holder, cost)
-        return len(holders) < self._takers(action.key)
+        self.waiting[alike] = len(holders) < self._takers(action.key)
+        return self.waiting[alike]
 
     def _takers(self, key: str) -> int:
         """How many incarnations take new actions of this kind."""

@@ -1090,7 +1090,7 @@ def test_only_legal_amounts_are_given() -> None:
 def test_a_declared_table_replaces_the_law() -> None:
     world = led()
     world.join(nodes=cores(8))
-    flat = world.submit(cpu=m.Demand(low=WHOLE, high=8 * WHOLE), hint=m.Hint(table_us={1: 100, 2: 50, 3: 50}))
+    flat = world.submit(cpu=m.Demand(low=WHOLE, high=8 * WHOLE), hint=m.Hint(table_us=((1, 100), (2, 50), (3, 50))))
     (start,) = world.decide()
     assert (start.n, start.units, start.predicted_us) == (flat.n, 2, 50)
 

@@ -11,8 +11,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-import msgspec
-
 from tangram import messages as m
 from tangram import subjects
 from tangram.outcomes import Outcome
@@ -206,7 +204,7 @@ class Worker:
         if start.kind == "session.open" and outcome is Outcome.OK:
             self.sandboxes[key.action] = start
         session = ActionId(start.task, start.client, start.session)
-        if (start.kind == "session.close" and outcome is Outcome.OK) or outcome is Outcome.ENVIRONMENT_LOST:
+        if start.session and (outcome is Outcome.ENVIRONMENT_LOST or (start.kind == "session.close" and outcome is Outcome.OK)):
             self.sandboxes.pop(session, None)
             self.endings.pop(session, None)
         self._result(start, outcome, nonce)
@@ -223,7 +221,7 @@ class Worker:
     def end_session(self, session: ActionId, reason: str = "asked") -> None:
         """A sandbox is closed; whatever still ran in it ends with it."""
         for key, running in list(self.running.items()):
-            if ActionId(running.start.task, running.start.client, running.start.session) == session:
+            if running.start.session and ActionId(running.start.task, running.start.client, running.start.session) == session:
                 self.end(key, Outcome.ENVIRONMENT_LOST)
         self.sandboxes.pop(session, None)
         self.endings.pop(session, None)
@@ -290,6 +288,8 @@ class World:
         self.granted: list[GrantKey] = []
         """In the order of the log."""
         self.garbage = 0
+        self.stories: list[str] = []
+        """All that the core has said it did."""
         self._names = 0
 
     # --- the log ---
@@ -308,6 +308,7 @@ class World:
         return folded
 
     def _note_story(self) -> None:
+        self.stories.extend(self.state.story)
         for line in self.state.story:
             word, _, rest = line.partition(" ")
             if word == "submitted":
@@ -500,7 +501,7 @@ class World:
     # --- clients ---
 
     def item(self, action: ActionId, spec: m.ActionSpec) -> Item:
-        return Item(action.n, msgspec.msgpack.encode(spec), m.encode(payload_for(spec.kind)))
+        return Item(action.n, m.encode(spec), m.encode(payload_for(spec.kind)))
 
     def nonce(self, action: ActionId) -> bytes:
         """The one that the client put into this action, now and whenever it sends it again."""

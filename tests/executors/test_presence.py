@@ -22,6 +22,8 @@ from tangram.executors.presence import (
 )
 from tests.executors.conftest import alive, hierarchies, survivors
 
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
+
 OWNER = """
 import asyncio, json, os, sys
 from pathlib import Path
@@ -66,11 +68,10 @@ class Owner:
     """An executor in a process of its own, with actions of all shapes running."""
 
     def __init__(self, state: Path, kind: str) -> None:
-        root = Path(__file__).parents[2]
         self.process = subprocess.Popen(
             [sys.executable, "-c", OWNER, str(state), kind],
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(root)},
+            env=ENVIRONMENT,
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
@@ -218,7 +219,7 @@ def test_cores_and_memory_are_those_this_process_may_use() -> None:
     assert all(node == sorted(node) and node for node in cores)
     one = subprocess.run(
         [sys.executable, "-c", "from tangram.executors.presence import *; print(host_cores())"],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        env=ENVIRONMENT,
         preexec_fn=lambda: os.sched_setaffinity(0, cores[0][:1]),
         capture_output=True,
         text=True,

@@ -44,7 +44,11 @@ async def test_a_child_in_its_own_session_neither_survives_nor_delays_a_time_out
 
 
 async def test_a_killed_program_is_reaped(lab: Lab) -> None:
-    ended = await lab.sh("echo $$; exec sleep 300", timeout_ms=100)
+    key, told = lab.key(), asyncio.Event()
+    task = lab.sh("echo $$; exec sleep 300", key=key, on_output=lambda *_: told.set())
+    await told.wait()
+    lab.backend.kill(key)
+    ended = await task
     assert [state_of(pid) for pid in pids(ended.output.stdout)] == [""]
     assert own_zombies() == []
 

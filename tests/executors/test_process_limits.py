@@ -69,6 +69,10 @@ async def test_cores_that_do_not_exist_are_an_error_not_a_guess(lab: Lab) -> Non
         assert (await lab.sh("true", session=session)).outcome is Outcome.OK
 
 
+async def test_what_is_exact_is_said(limited: Lab) -> None:
+    assert limited.backend.enforces == {"cores", "cpu", "memory", "kill"}
+
+
 async def test_a_program_cannot_leave_its_cores(limited: Lab) -> None:
     script = "import os; os.sched_setaffinity(0, range(os.cpu_count())); print(os.sched_getaffinity(0))"
     ended = await limited.run(*PYTHON, script, grant=whole(ONE_CORE))
@@ -85,7 +89,7 @@ async def test_a_fraction_of_a_core_is_no_more_than_that(limited: Lab, inside: b
 
 async def test_a_whole_core_follows_a_fraction(limited: Lab) -> None:
     async with limited.session() as session:
-        for millicores in (100, 1000, 5, 1000):
+        for millicores in (100, 1000, 30, 1000):
             grant = Grant(cores=(ONE_CORE,), millicores=millicores)
             assert (await limited.sh("true", session=session, grant=grant)).outcome is Outcome.OK
 

@@ -79,6 +79,7 @@ VALUES: Final[dict[str, msgspec.Struct]] = {
     "Demand.full": m.Demand(low=1000, high=4000, legal=(1000, 4000)),
     "Hint.least": m.Hint(),
     "Hint.full": m.Hint(duration_us=2_000_000, parallel_ppm=900_000),
+    "Hint.table": m.Hint(table_us=((1, 8_000_000), (4, 2_500_000))),
     "ActionSpec.least": SPEC_LEAST,
     "ActionSpec.full": SPEC_FULL,
     "Run.least": m.Run(argv=("true",)),

@@ -550,7 +550,7 @@ DEMANDS = st.builds(
     m.Demand, low=AMOUNTS, high=AMOUNTS | st.just(0), legal=st.lists(AMOUNTS, max_size=4).map(tuple) | st.just(())
 )
 COUNTS = st.integers(1, 1 << 62)
-TABLES = st.dictionaries(COUNTS, COUNTS, max_size=4)
+TABLES = st.lists(st.tuples(COUNTS, COUNTS), max_size=4)
 HINTS = st.builds(m.Hint, duration_us=COUNTS, parallel_ppm=st.integers(0, 1_000_000), table_us=TABLES)
 SPECS = st.builds(
     m.ActionSpec,

@@ -187,6 +187,8 @@ class GroupGrounds:
         self.hierarchies = hierarchies
         self.bases = make_all(hierarchies, incarnation)
         self.paths: Sequence[Path] = tuple(dict.fromkeys(self.bases.values()))
+        names = {"cpuset": "cores", "cpu": "cpu", "memory": "memory", "hold": "kill"}
+        self.enforces = frozenset(names[role] for role in self.bases if role in names)
         self._holder = groups.Holder(self.bases["hold"], has_kill=hierarchies.has_kill)
         self._stale: list[Path] = []
 

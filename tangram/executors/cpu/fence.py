@@ -75,6 +75,9 @@ class Grounds(Protocol):
     paths: Sequence[Path]
     """Control groups to be recorded, so that a successor can clean up."""
 
+    enforces: frozenset[str]
+    """Which of "cores", "cpu" (time), "memory" and "kill" are exact here, whatever a program does."""
+
     def session(self, name: str, marks: Sequence[str], memory_mib: int) -> Enclosure: ...
 
     def single(self, name: str, marks: Sequence[str]) -> Enclosure:

@@ -123,6 +123,7 @@ class MarkGrounds(_Marked):
     """Everything of one incarnation. The ledger is a file of "pid start-time" lines, for a successor to clean up by."""
 
     paths: Sequence[Path] = ()
+    enforces: frozenset[str] = frozenset()
 
     def __init__(self, incarnation: str, ledger: Path) -> None:
         self.scanner = Scanner()

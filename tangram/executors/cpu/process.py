@@ -71,6 +71,11 @@ class ProcessBackend:
         """The control groups of this incarnation; empty without control groups."""
         return tuple(self._grounds.paths)
 
+    @property
+    def enforces(self) -> frozenset[str]:
+        """Which of "cores", "cpu" (time), "memory" and "kill" are exact on this host; the others are best effort."""
+        return self._grounds.enforces
+
     # --- sessions ------------------------------------------------------------------------------------------------
 
     async def open(self, key: SessionKey, payload: SessionOpen, grant: Grant) -> Ended:

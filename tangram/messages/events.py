@@ -1,0 +1,352 @@
+"""What is stored, and what is said aside: unknown fields are ignored, so that an older reader keeps working."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from tangram import limits
+from tangram.messages.fields import Amount, CoreId, Count, Ids, Items, Kind, Name, Nonce, Number, Setting, Text
+from tangram.outcomes import Outcome
+
+
+class Event(Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """A stored fact. Unknown fields are ignored."""
+
+
+# --- producers' envelopes ----------------------------------------------------------------------------------------
+
+
+class ActionsSubmitted(Event, frozen=True, kw_only=True):
+    """One to many actions of one client. `ids`, `specs` and `payloads` run in parallel.
+
+    done_below: no lower id will ever be sent (again). born: a sequence of the log learnt when the client connected.
+    """
+
+    client: Name
+    born: Count = 0
+    done_below: Count = 0
+    ids: Ids
+    specs: Items
+    payloads: Items
+    cancel_on_disconnect: bool = False
+
+
+class CancelsRequested(Event, frozen=True, kw_only=True):
+    client: Name
+    born: Count = 0
+    done_below: Count = 0
+    ids: Ids
+
+
+# --- executors ---------------------------------------------------------------------------------------------------
+
+
+class ExecutorJoined(Event, frozen=True, kw_only=True):
+    """A start of an executor process (an incarnation) offers its host's capacity.
+
+    cores: ids by NUMA node. capacity: other resources of the host ("memory" in MiB). dead: incarnations on this host
+    whose process is proven dead and whose process groups are empty. One host is one (host, machine_id); another boot_id
+    there means that everything before it is dead.
+    """
+
+    incarnation: Name
+    k: Number = 1
+    key: Name
+    host: Name
+    machine_id: Name
+    boot_id: Name
+    cores: Annotated[list[list[CoreId]], Meta(max_length=limits.NUMA_NODES_MAX)] = []
+    capacity: dict[Name, Amount] = {}
+    dead: list[Name] = []
+    lease_ms: Count = 0
+    version: str = ""
+    features: list[str] = []
+
+
+class ExecutorChanged(Event, frozen=True, kw_only=True):
+    """New facts about a live incarnation's host; None means unchanged."""
+
+    incarnation: Name
+    k: Number
+    cores: Annotated[list[list[CoreId]], Meta(max_length=limits.NUMA_NODES_MAX)] | None = None
+    capacity: dict[Name, Amount] | None = None
+    residency: dict[Name, Amount] | None = None
+    dead: list[Name] = []
+
+
+class ExecutorDraining(Event, frozen=True, kw_only=True):
+    incarnation: Name
+    k: Number
+
+
+class Returned(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A start that was never begun, or was refused; the action is decided again. `number` names the decision's message."""
+
+    task: Name
+    client: Name
+    n: Count
+    attempt: Number
+    number: Number
+    reason: Text = ""
+    retry_after_ms: Count = 0
+
+
+class SessionEnded(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A sandbox that is gone for another reason than its session.close: idle TTL, loss, refusal."""
+
+    task: Name
+    client: Name
+    session: Count
+    reason: Text = ""
+
+
+class ActionsReturned(Event, frozen=True, kw_only=True):
+    incarnation: Name
+    k: Number
+    returned: Annotated[list[Returned], Meta(max_length=limits.ENVELOPE_ITEMS_MAX)] = []
+    ended: Annotated[list[SessionEnded], Meta(max_length=limits.ENVELOPE_ITEMS_MAX)] = []
+
+
+class ExecutorLeft(Event, frozen=True, kw_only=True):
+    """The last word of an incarnation: it runs nothing any more."""
+
+    incarnation: Name
+    k: Number
+
+
+# --- completions -------------------------------------------------------------------------------------------------
+
+
+class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How one attempt ended. Times are measured by the executor on a monotonic clock, `queued_ns` in log time.
+
+    exit_code: of the program; -N if signal N ended it; None where there was no program.
+    """
+
+    nonce: Nonce
+    attempt: Number = 1
+    outcome: Outcome
+    reason: Text = ""
+    detail: Text = ""
+    exit_code: Annotated[int, Meta(ge=-(1 << 31), lt=1 << 32)] | None = None
+    units: Count = 0
+    queued_ns: Count = 0
+    startup_ns: Count = 0
+    run_ns: Count = 0
+    cpu_ns: Count = 0
+    memory_peak_bytes: Count = 0
+    retry_after_ms: Count = 0
+
+
+class Output(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a program wrote, or what a file held. If a stream was longer than what is kept, its head and tail are kept and
+    `*_bytes` says how long it was."""
+
+    stdout: bytes = b""
+    stderr: bytes = b""
+    stdout_bytes: Count = 0
+    stderr_bytes: Count = 0
+    data: bytes = b""
+    blob: str = ""
+
+
+class ActionsFinished(Event, frozen=True, kw_only=True):
+    """Outcomes for one client (the subject says whose). `ids`, `results` and `outputs` run in parallel; an output may be
+    empty. Written by an executor (`incarnation`, `k`) or, as a ruling, by the leader (`epoch`)."""
+
+    executor: str = ""
+    incarnation: str = ""
+    k: Count = 0
+    epoch: Count = 0
+    ids: Ids
+    results: Items
+    outputs: Items
+
+
+# --- the leader --------------------------------------------------------------------------------------------------
+
+
+class Start(Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Run one attempt. amounts: what it is charged for while it runs, or for session.open until the session ends.
+    cores: the ids it may use, which may be a reservation of its session that is charged already."""
+
+    task: Name
+    client: Name
+    n: Count
+    attempt: Number = 1
+    nonce: Nonce
+    kind: Kind
+    session: Count = 0
+    amounts: dict[Name, Amount] = {}
+    cores: tuple[CoreId, ...] = ()
+    units: Count = 0
+    timeout_ms: Count
+    queued_ns: Count = 0
+    predicted_us: Count = 0
+    traceparent: str = ""
+    payload: bytes = b""
+    payload_blob: str = ""
+
+
+class Cancel(Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """End this attempt if it has not ended. It is answered by the attempt's outcome."""
+
+    task: Name
+    client: Name
+    n: Count
+    attempt: Number = 1
+
+
+class Resize(Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    task: Name
+    client: Name
+    n: Count
+    attempt: Number = 1
+    cores: tuple[CoreId, ...] = ()
+
+
+class Interrupt(Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    task: Name
+    client: Name
+    n: Count
+    attempt: Number = 1
+
+
+class EndSession(Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Close a session nobody closes; answered by SessionEnded."""
+
+    task: Name
+    client: Name
+    session: Count
+    reason: Text = ""
+
+
+class Prefetch(Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    service: Name
+    units: tuple[Count, ...] = ()
+
+
+class Evict(Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    service: Name
+    units: tuple[Count, ...] = ()
+
+
+class Probe(Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Answer on the heartbeat subject, to prove that decisions still arrive."""
+
+    number: Count = 0
+
+
+class Dismiss(Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """The executor holds nothing and may leave."""
+
+    reason: Text = ""
+
+
+Item = Start | Cancel | Resize | Interrupt | EndSession | Prefetch | Evict | Probe | Dismiss
+
+
+class WindowNote(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one pass leaves besides decisions. `count` is how many messages the window has."""
+
+    policy: str
+    count: Count
+    evicted: list[tuple[str, str, int]] = []
+    fallback: bool = False
+
+
+class DecisionsMade(Event, frozen=True, kw_only=True):
+    """Items for one incarnation, numbered per incarnation from 1. The first message of a window carries its `note`.
+
+    through_seq: the last event the window considered; digest: of the state after that event.
+    """
+
+    epoch: Count
+    incarnation: Name
+    number: Number
+    window: Number
+    through_seq: Count
+    digest: bytes
+    items: Annotated[list[Item], Meta(max_length=limits.ENVELOPE_ITEMS_MAX)]
+    note: WindowNote | None = None
+
+
+class LeaderStarted(Event, frozen=True, kw_only=True):
+    """A scheduler leads from here on; the record's own sequence is its epoch. Everything the core is configured by stands
+    here or in Settings."""
+
+    leader: Name
+    behaviour: Number
+    policy: str
+    settings: dict[str, Setting] = {}
+    code_version: str = ""
+    python_version: str = ""
+    checkpoint_seq: Count = 0
+
+
+class Ticked(Event, frozen=True, kw_only=True):
+    """Log time goes on."""
+
+    epoch: Count
+
+
+class ExecutorLost(Event, frozen=True, kw_only=True):
+    epoch: Count
+    executor: Name
+    incarnation: Name
+    reason: Text = ""
+
+
+class Settings(Event, frozen=True, kw_only=True):
+    """Live changes: settings by name; admission closed or open."""
+
+    epoch: Count
+    settings: dict[str, Setting] = {}
+    admission_closed: bool | None = None
+
+
+class DeadLetter(Event, frozen=True, kw_only=True):
+    """What could not be decoded, or on which the core would have raised, with where it stood in the log."""
+
+    origin_seq: Count
+    subject: str
+    reason: Text
+    data: bytes
+
+
+# --- not stored --------------------------------------------------------------------------------------------------
+
+
+class Heartbeat(Event, frozen=True, kw_only=True):
+    incarnation: Name
+    number: Count
+    probe: Count = 0
+    running: Count = 0
+
+
+class Ask(Event, frozen=True, kw_only=True):
+    """A client asks for ids: from which sequence to read its completions, and its last PubAck's sequence, which whoever
+    answers must have folded."""
+
+    ids: list[Count] = []
+    from_seq: Count = 0
+    stored_seq: Count = 0
+
+
+class Answer(Event, frozen=True, kw_only=True):
+    """open, unseen: those of the asked ids that are. completions: (sequence, stored bytes) of the client's subject after
+    `from_seq`, complete up to `through_seq`."""
+
+    through_seq: Count
+    epoch: Count = 0
+    open: list[Count] = []
+    unseen: list[Count] = []
+    completions: list[tuple[int, bytes]] = []
+
+
+class OutputChunk(Event, frozen=True, kw_only=True):
+    """Live output, best effort: the outcome carries the output that counts."""
+
+    n: Count
+    stream: Literal["stdout", "stderr"]
+    data: bytes
