@@ -148,7 +148,8 @@ class DeadIncarnation:
     def _clean(self, budget_s: float) -> bool:
         end = time.monotonic() + budget_s
         gone = True
-        if self._info.get("boot_id") == host_identity()[1]:
+        boot_id = host_identity()[1]
+        if self._info.get("boot_id", boot_id) == boot_id:
             gone &= groups.clear_now(self._paths("cgroups"), max(0.1, end - time.monotonic()))
             mark = f"{environment.INCARNATION}={self.incarnation}".encode()
             leaders: dict[int, int] = {}
@@ -197,8 +198,8 @@ def find_dead(state_root: Path, host: str, except_incarnation: str) -> list[Dead
             continue
         try:
             info = json.loads((place / name / "info.json").read_text())
-        except FileNotFoundError:
-            os.close(lock)
-            continue
+        except (FileNotFoundError, ValueError):
+            # Half written when the host lost its power, or half forgotten: there is nothing to go by but its mark.
+            info = {}
         dead.append(DeadIncarnation(place / name, lock, info))
     return dead

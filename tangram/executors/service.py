@@ -87,6 +87,7 @@ class _Life:
         self._idle = asyncio.Event()
         self._abandoned = ""
         self._left = False
+        self._ending = False
         self._outbox: Outbox | None = None
         self._tasks: dict[c.Attempt, asyncio.Task[None]] = {}
         self._killed: set[c.Attempt] = set()
@@ -163,6 +164,7 @@ class _Life:
 
     async def _end(self, helpers: list["asyncio.Task[None]"], reader: PullLoop) -> None:
         """Ends what still runs, reports it, and says the last word, all in bounded time."""
+        self._ending = True
         for helper in helpers:
             helper.cancel()
         await asyncio.wait(helpers)
@@ -294,7 +296,7 @@ class _Life:
         self._killed.discard(attempt)
 
     def _result(self, start: m.Start, attempt: c.Attempt, ended: Ended) -> m.Result:
-        if self._over.is_set() and attempt in self._killed and ended.outcome is Outcome.CANCELLED:
+        if self._ending and attempt in self._killed and ended.outcome is Outcome.CANCELLED:
             return self._stopped(start)  # nobody asked for its end: we are leaving
         return m.Result(
             nonce=start.nonce,

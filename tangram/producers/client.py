@@ -295,6 +295,11 @@ class Client:
         self._publisher.add(wire.key, pending)
         return n, waiting
 
+    @property
+    def open_actions(self) -> int:
+        """Actions without an outcome."""
+        return len(self._ledger.open)
+
     def cancel(self, n: int) -> None:
         """Asks for the end of an action. It still has one outcome, which may be another if it had ended already."""
         pending = self._ledger.open.get(n)

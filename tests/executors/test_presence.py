@@ -188,6 +188,16 @@ def test_a_recorded_leader_with_another_start_is_somebody_else(tmp_path: Path) -
     bystander.wait()
 
 
+def test_an_incarnation_whose_record_is_torn_is_found_dead(tmp_path: Path) -> None:
+    held = claim(tmp_path, "host", "one")
+    (held.folder / "info.json").write_text('{"executor": "on')
+    held.release()
+    [dead] = find_dead(tmp_path, "host", "")
+    assert dead.clean()
+    dead.forget()
+    assert find_dead(tmp_path, "host", "") == []
+
+
 def test_many_claims_at_once_have_one_winner(tmp_path: Path) -> None:
     won, lost = [], []
 

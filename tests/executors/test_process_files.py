@@ -81,8 +81,7 @@ async def test_a_file_that_is_too_large_says_its_size(lab: Lab) -> None:
     async with lab.session() as session:
         await lab.write(session, "f", b"12345")
         assert (await lab.read(session, "f", size_max=4)).detail == "too large: 5 bytes"
-        with open(lab.home(session) / "sparse", "wb") as file:
-            file.truncate(5 << 30)
+        await lab.sh("truncate -s 5G sparse", session=session)
         assert "too large" in (await lab.read(session, "sparse")).detail
 
 
@@ -91,7 +90,7 @@ async def test_a_full_disk_is_an_error_and_leaves_no_half_file(lab: Lab) -> None
     async with lab.session() as session:
         small = lab.home(session) / "small"
         small.mkdir()
-        if os.system(f"mount -t tmpfs -o size=64k none {small}"):
+        if (await lab.sh(f"mount -t tmpfs -o size=64k none {small}")).exit_code:
             pytest.skip("may not mount")
         try:
             await lab.write(session, "small/f", b"before")
@@ -100,4 +99,4 @@ async def test_a_full_disk_is_an_error_and_leaves_no_half_file(lab: Lab) -> None
             assert (await lab.read(session, "small/f")).output.data == b"before"
             assert [path.name for path in small.iterdir()] == ["f"]
         finally:
-            os.system(f"umount {small}")
+            assert (await lab.sh(f"umount {small}")).exit_code == 0

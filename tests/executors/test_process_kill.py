@@ -3,11 +3,13 @@
 import asyncio
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tangram.executors.backend import Grant
+from tangram.executors.cpu import kernel
 from tangram.messages import Run
 from tangram.outcomes import Outcome
 from tests.executors.conftest import ONE_CORE, PYTHON, Lab, alive, eventually, own_zombies, state_of
@@ -198,33 +200,36 @@ async def test_64_at_once(lab: Lab) -> None:
     assert [(one.exit_code, one.output.stdout) for one in done] == [(number, f"{number}\n".encode()) for number in range(64)]
 
 
-async def test_what_survives_sigkill_is_said_and_reaped_later(limited: Lab) -> None:
-    """A process that another freezer holds does not die of SIGKILL until it is thawed."""
-    freezer = Path(f"/sys/fs/cgroup/freezer/tangram-test-{limited.incarnation}")
+@pytest.fixture
+def frozen() -> Iterator[Path]:
+    """A group in which processes do not die of SIGKILL until they are thawed."""
+    group = Path(f"/sys/fs/cgroup/freezer/tangram-test-{os.getpid()}")
     try:
-        freezer.mkdir()
+        group.mkdir()
     except OSError:
         pytest.skip("no freezer of cgroup v1 to make a process unkillable with")
+    (group / "freezer.state").write_text("FROZEN")
+    yield group
+    group.rmdir()
+
+
+async def test_what_survives_sigkill_is_said_and_reaped_later(frozen: Path, limited: Lab) -> None:
+    out: list[bytes] = []
+    key = limited.key()
+    task = limited.sh("echo $$; exec sleep 300", key=key, on_output=lambda _, data: out.append(data))
+    await eventually(lambda: bool(out))
+    [pid] = pids(out[0])
+    kernel.write(frozen / "cgroup.procs", str(pid))
     try:
-        (freezer / "freezer.state").write_text("FROZEN")
-        out: list[bytes] = []
-        key = limited.key()
-        task = limited.sh("echo $$; exec sleep 300", key=key, on_output=lambda _, data: out.append(data))
-        await eventually(lambda: bool(out))
-        [pid] = pids(out[0])
-        (freezer / "cgroup.procs").write_text(str(pid))
         limited.backend.kill(key)
         ended = await task
         assert (ended.outcome, ended.unkillable, ended.exit_code) == (Outcome.CANCELLED, True, None)
         assert "survives SIGKILL" in ended.detail
         assert key in limited.backend.unkillable
-        (freezer / "freezer.state").write_text("THAWED")
-        await eventually(lambda: state_of(pid) == "")
-        await eventually(lambda: key not in limited.backend.unkillable)
     finally:
-        (freezer / "freezer.state").write_text("THAWED")
-        await eventually(lambda: not (freezer / "cgroup.procs").read_text())
-        os.rmdir(freezer)
+        kernel.write(frozen / "freezer.state", "THAWED")
+        await eventually(lambda: state_of(pid) == "")
+    await eventually(lambda: key not in limited.backend.unkillable)
 
 
 async def test_an_action_that_is_running_is_not_started_twice(lab: Lab) -> None:

@@ -4,14 +4,16 @@ import asyncio
 import os
 import shlex
 import time
+from pathlib import Path
 
 import pytest
 
 from tangram import limits
 from tangram.executors.backend import Grant
+from tangram.executors.cpu.hierarchies import Hierarchies
 from tangram.executors.cpu.kernel import parse_cores
 from tangram.outcomes import Outcome, RejectReason
-from tests.executors.conftest import ONE_CORE, PYTHON, Lab, alive, read_proc
+from tests.executors.conftest import ONE_CORE, PYTHON, Lab, alive, eventually, hierarchies, read_proc, running
 
 CORES = tuple(sorted(os.sched_getaffinity(0)))
 BURN = "import time; end=time.monotonic()+{}\nwhile time.monotonic()<end: pass"
@@ -21,6 +23,20 @@ several = pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
 
 def whole(*cores: int) -> Grant:
     return Grant(cores=cores, millicores=1000 * len(cores))
+
+
+def cpu_s(pid: int, *, after_s: float = 0) -> float:
+    """Cpu time that a process has used."""
+    time.sleep(after_s)
+    fields = read_proc(pid, "stat").rpartition(b") ")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def without(role: str) -> Hierarchies:
+    """This host's control groups, as if one controller were not ours."""
+    found = hierarchies("cgroups")
+    assert isinstance(found, Hierarchies)
+    return Hierarchies(v2=found.v2, top={name: place for name, place in found.top.items() if name != role})
 
 
 @several
@@ -94,23 +110,39 @@ async def test_a_whole_core_follows_a_fraction(limited: Lab) -> None:
             assert (await limited.sh("true", session=session, grant=grant)).outcome is Outcome.OK
 
 
+async def test_cores_that_cannot_be_pinned_are_bounded_by_time(tmp_path: Path) -> None:
+    script = "import os,time\nos.fork()\nos.sched_setaffinity(0, range(os.cpu_count()))\n" + BURN.format(0.5) + "\nos.wait()"
+    async with running(Lab(tmp_path, without("cpuset"))) as lab:
+        assert lab.backend.enforces == {"cpu", "memory", "kill"}
+        ended = await lab.run(*PYTHON, script, grant=whole(ONE_CORE))
+        assert ended.cpu_ns < 1.25 * ended.run_ns
+        assert (await lab.sh("nproc", grant=whole(*CORES))).output.stdout == b"%d\n" % len(CORES)
+
+
+async def test_what_runs_on_is_frozen_where_its_cpu_time_cannot_be_bounded(tmp_path: Path) -> None:
+    async with running(Lab(tmp_path, without("cpu"))) as lab, lab.session() as session:
+        ended = await lab.sh("while :; do :; done >/dev/null 2>&1 & echo $!", session=session)
+        pid = int(ended.output.stdout)
+        await eventually(lambda: cpu_s(pid) == cpu_s(pid, after_s=0.05))
+        before = cpu_s(pid)
+        await lab.sh("sleep 0.3", session=session)
+        assert cpu_s(pid) > before
+        assert alive(pid)
+
+
 async def test_what_runs_on_between_actions_gets_almost_no_cpu(limited: Lab) -> None:
     async with limited.session() as session:
         ended = await limited.sh("while :; do :; done >/dev/null 2>&1 & echo $!", session=session)
         pid = int(ended.output.stdout)
 
-        def used_s() -> float:
-            fields = read_proc(pid, "stat").rpartition(b") ")[2].split()
-            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-        before = used_s()
+        before = cpu_s(pid)
         await asyncio.sleep(1)
-        assert used_s() - before < 0.1
+        assert cpu_s(pid) - before < 0.1
         assert alive(pid)
-        before = used_s()
+        before = cpu_s(pid)
         await limited.sh("sleep 0.5", session=session)
         # While an action runs, what others left shares its grant.
-        assert used_s() - before > 0.05
+        assert cpu_s(pid) - before > 0.05
 
 
 async def test_cpu_time_counts_children_that_nobody_waited_for(limited: Lab) -> None:

@@ -210,6 +210,8 @@ def _outcome(program: Program, oom_kills: int) -> tuple[Outcome, str]:
         return program.cause, ""
     if program.gate_error:
         return Outcome.ERROR, f"could not be placed in its limits: {program.gate_error}"
+    if program.exit_code is None:
+        return Outcome.ERROR, "its exit status was taken by another part of the executor's process"
     detail = f"oom_kills={oom_kills}" if oom_kills else ""
     if program.exit_code == 0:
         return Outcome.OK, detail

@@ -11,6 +11,8 @@ from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from tangram import limits
 from tangram.executors.backend import ActionKey, Ended, Grant, OnOutput, SessionKey
 from tangram.executors.cpu import environment, files, folders
@@ -195,7 +197,7 @@ class ProcessBackend:
         finally:
             state.leave(action)
         if not state.folder.home.is_dir():
-            return _lost()
+            return replace(ended, outcome=Outcome.ENVIRONMENT_LOST, detail="the session's folder is gone", session_lost=True)
         return ended
 
     async def _perform_single(self, action: Action) -> Ended:

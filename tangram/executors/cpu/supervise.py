@@ -129,7 +129,11 @@ class Program:
             os.close(self._child.status)
 
     def _reap(self) -> None:
-        pid, status, usage = os.wait4(self._child.pid, os.WNOHANG)
+        try:
+            pid, status, self.usage = os.wait4(self._child.pid, os.WNOHANG)
+        except ChildProcessError:
+            # Somebody else in this process waits for all children, or ignores SIGCHLD: how it ended is not known.
+            pid, status = self._child.pid, None
         if pid == 0:
             return
         ended_ns = now_ns()
@@ -138,8 +142,7 @@ class Program:
             self._read_status()
             if len(self._status) == before:
                 self._close_status()
-        self.exit_code = os.waitstatus_to_exitcode(status)
-        self.usage = usage
+        self.exit_code = None if status is None else os.waitstatus_to_exitcode(status)
         self.startup_ns = self._started_ns - self._called_ns
         self.run_ns = max(0, ended_ns - self._started_ns)
         self._loop.remove_reader(self._child.pidfd)
