@@ -35,22 +35,22 @@ class CorePool:
     granted on it. What is granted stays so when the announced set shrinks, hence free is always computed.
     """
 
-    __slots__ = ("nodes", "shared", "used")
+    __slots__ = ("all", "nodes", "shared", "used")
 
     def __init__(self, nodes: tuple[int, ...] = (), used: int = 0, shared: dict[int, int] | None = None) -> None:
-        self.nodes = nodes
+        self.announce(nodes)
         self.used = used
         self.shared: dict[int, int] = {} if shared is None else shared
 
+    def announce(self, nodes: tuple[int, ...]) -> None:
+        """Replaces the set of cores; `all` is their mask."""
+        self.nodes = nodes
+        self.all = 0
+        for node in nodes:
+            self.all |= node
+
     def copy(self) -> "CorePool":
         return CorePool(self.nodes, self.used, dict(self.shared))
-
-    @property
-    def all(self) -> int:
-        mask = 0
-        for node in self.nodes:
-            mask |= node
-        return mask
 
     def free(self, within: int = -1) -> int:
         """Mask of the cores, among `within`, that nobody holds any part of."""
@@ -79,8 +79,10 @@ class CorePool:
 
         Raises ValueError if there are not so many.
         """
-        free = self.free(within) & ~mask_of(cores)
         held = mask_of(cores)
+        free = self.free(within) & ~held
+        if more == 1 and not held and len(self.nodes) == 1 and free:
+            return ((free & -free).bit_length() - 1,)
         # A stable order: nodes already used, then the one that holds all of it most tightly, then the emptiest.
         ranked = sorted(
             range(len(self.nodes)),

@@ -267,7 +267,8 @@ def cancel(state: State, action: Action) -> None:
 def owe_cancel(state: State, incarnation: str, key: GrantKey) -> None:
     """The executor has to be told to end this attempt; its answer gives the units back."""
     holder = state.incarnations.get(incarnation)
-    if holder is not None and holder.live and key in holder.grants:
+    grant = holder.grants.get(key) if holder is not None and holder.live else None
+    if grant is not None and not grant.holds_session:  # else it has answered
         state.owed.cancels[(incarnation, key)] = None
         state.story.append(f"cancel owed {key.action}#{key.attempt}")
 

@@ -64,7 +64,7 @@ def _measure(host: Host) -> None:
             known |= mask
         for name, amount in holder.capacity.items():
             capacity[name] = max(capacity.get(name, 0), amount)
-    host.pool.nodes = tuple(nodes)
+    host.pool.announce(tuple(nodes))
     host.capacity = capacity
 
 

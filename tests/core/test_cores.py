@@ -77,7 +77,7 @@ class Pool(RuleBasedStateMachine):
     def announce(self, nodes: list[list[int]]) -> None:
         """The offered set changes; what is granted stays granted."""
         self.nodes = nodes
-        self.pool.nodes = tuple(mask_of(node) for node in nodes)
+        self.pool.announce(tuple(mask_of(node) for node in nodes))
 
     @rule(more=st.integers(0, 4), within=WITHIN)
     def extend(self, more: int, within: int) -> None:

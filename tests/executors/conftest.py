@@ -179,9 +179,9 @@ async def running(lab: Lab) -> AsyncIterator[Lab]:
     await lab.check_nothing_left()
 
 
-@pytest.fixture(params=["cgroups", "freezer", "marks"])
+@pytest.fixture(params=["cgroups", "marks"])
 async def lab(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Lab]:
-    """With control groups, with those of cgroup v1 alone, and without any."""
+    """With control groups and without any. Modules about kills and limits also try those of cgroup v1 alone."""
     async with running(Lab(tmp_path, hierarchies(request.param))) as one:
         yield one
 

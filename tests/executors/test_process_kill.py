@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,14 @@ from tangram.executors.backend import Grant
 from tangram.executors.cpu import kernel
 from tangram.messages import Run
 from tangram.outcomes import Outcome
-from tests.executors.conftest import ONE_CORE, PYTHON, Lab, alive, eventually, own_zombies, state_of
+from tests.executors.conftest import ONE_CORE, PYTHON, Lab, alive, eventually, hierarchies, own_zombies, running, state_of
+
+
+@pytest.fixture(params=["cgroups", "freezer", "marks"])
+async def lab(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Lab]:
+    async with running(Lab(tmp_path, hierarchies(request.param))) as one:
+        yield one
+
 
 DOUBLE_FORK = """
 import os, sys, time

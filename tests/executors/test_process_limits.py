@@ -4,6 +4,7 @@ import asyncio
 import os
 import shlex
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,13 @@ from tangram.executors.cpu.hierarchies import Hierarchies
 from tangram.executors.cpu.kernel import parse_cores
 from tangram.outcomes import Outcome, RejectReason
 from tests.executors.conftest import ONE_CORE, PYTHON, Lab, alive, eventually, hierarchies, read_proc, running
+
+
+@pytest.fixture(params=["cgroups", "freezer", "marks"])
+async def lab(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Lab]:
+    async with running(Lab(tmp_path, hierarchies(request.param))) as one:
+        yield one
+
 
 CORES = tuple(sorted(os.sched_getaffinity(0)))
 BURN = "import time; end=time.monotonic()+{}\nwhile time.monotonic()<end: pass"

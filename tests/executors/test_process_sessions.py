@@ -6,7 +6,7 @@ import shutil
 from tangram.executors.backend import ActionKey, Grant, SessionKey
 from tangram.messages import SessionOpen
 from tangram.outcomes import ErrorReason, Outcome, RejectReason
-from tests.executors.conftest import Lab, eventually
+from tests.executors.conftest import PYTHON, Lab, eventually
 
 UNKNOWN = SessionKey("task", "client", 999)
 
@@ -29,6 +29,16 @@ async def test_a_single_actions_folder_goes_with_it(lab: Lab) -> None:
     assert ended.outcome is Outcome.OK
     assert list((lab.backend.folder / "single").iterdir()) == []
     assert lab.groups() == []
+
+
+async def test_folders_that_are_hard_to_remove_are_removed(lab: Lab) -> None:
+    deep = "import os\nfor _ in range(3000):\n  os.mkdir('d')\n  os.chdir('d')"
+    assert (await lab.run(*PYTHON, deep)).outcome is Outcome.OK
+    async with lab.session() as session:
+        assert (await lab.run(*PYTHON, deep, session=session)).outcome is Outcome.OK
+        await lab.sh("mkdir -p locked/in; chmod 0 locked/in locked", session=session)
+    for kind in ("single", "sessions"):
+        assert list((lab.backend.folder / kind).iterdir()) == []
 
 
 async def test_an_unknown_session_is_lost(lab: Lab) -> None:

@@ -3,8 +3,7 @@
 import contextlib
 import os
 import shutil
-import stat
-from collections.abc import Callable
+import subprocess
 from pathlib import Path
 
 from msgspec import Struct
@@ -42,20 +41,13 @@ class Folder(Struct, frozen=True):
 
 
 def remove(path: Path) -> bool:
-    """Removes a folder with all that is in it, also what was made unwritable; whether nothing is left. Blocking."""
+    """Removes a folder with all that is in it; whether nothing is left. Blocking.
 
-    def unlock(function: Callable[..., object], name: str, _: object) -> None:
-        with contextlib.suppress(OSError):
-            for place in (os.path.dirname(name), name):
-                if stat.S_ISDIR(os.lstat(place).st_mode):
-                    os.chmod(place, 0o700)
-        with contextlib.suppress(OSError):
-            if function in (os.unlink, os.rmdir):
-                function(name)
-            else:
-                shutil.rmtree(name, ignore_errors=True)
-
+    What a program made unwritable or nested deeper than Python's recursion goes is left to `chmod` and `rm`.
+    """
+    with contextlib.suppress(OSError, RecursionError):
+        shutil.rmtree(path)
     if os.path.lexists(path):
-        shutil.rmtree(path, onerror=unlock)
-        shutil.rmtree(path, ignore_errors=True)
+        for command in (("chmod", "-R", "u+rwx"), ("rm", "-rf")):
+            subprocess.run([*command, "--", str(path)], stdin=subprocess.DEVNULL, capture_output=True, check=False)
     return not os.path.lexists(path)
