@@ -72,6 +72,8 @@ class Backend(Protocol):
     """Runs actions. All methods belong to one event loop; none raises for what an action or its session did."""
 
     name: str
+    unkillable: set[ActionKey]
+    """Actions of which a process is still alive after SIGKILL and the kill budget. One leaves when it is really gone."""
 
     async def open(self, key: SessionKey, payload: SessionOpen, grant: Grant) -> Ended:
         """Makes a session; `grant.memory_mib` is held until it ends. ok, rejected or error."""

@@ -14,6 +14,9 @@ class NoBackend:
 
     name = "none"
 
+    def __init__(self) -> None:
+        self.unkillable: set[ActionKey] = set()
+
     async def open(self, key: SessionKey, payload: SessionOpen, grant: Grant) -> Ended:
         return Ended(outcome=Outcome.OK)
 

@@ -290,6 +290,10 @@ class _Life:
             ended = Ended(
                 outcome=Outcome.ERROR, reason=ErrorReason.INTERNAL, detail=f"{type(error).__name__}: {error}"
             )
+        while attempt.action in self.backend.unkillable:
+            # Its units are in use whatever we say: the answer would give them to the next one.
+            log.error("%s: a process survives SIGKILL; its units stay held", attempt.action)
+            await asyncio.sleep(SWEEP_S)
         self._tasks.pop(attempt, None)
         output = ended.output if ended.output != _NO_OUTPUT else None
         self._perform(self.core.ended(attempt, self._result(start, attempt, ended), output, session_lost=ended.session_lost))

@@ -164,7 +164,8 @@ class Action:
         usage = fence.usage()
         outcome, detail = _outcome(program, usage.oom_kills)
         clean = True
-        if outcome is not Outcome.OK or session is None or session.closing:
+        # A program that ended by itself may have left a server for the next one, whatever its exit code was.
+        if outcome not in (Outcome.OK, Outcome.FAILED) or session is None or session.closing:
             clean = await fence.clear(max(0.0, end - time.monotonic()))
             program.drain()
         elif not await fence.empty():
