@@ -336,47 +336,44 @@ class _Life:
             payload = m.decode_payload(start.payload)
         except m.MALFORMED as error:
             return Ended(outcome=Outcome.REJECTED, reason=RejectReason.INVALID, detail=f"payload: {error}")
-        backend, timeout_s = self.backend, start.timeout_ms / 1e3
+        backend = self.backend
         # A fraction is charged as such; whole cores, and the cores that a session has reserved, are all its own.
         millicores = min(start.amounts.get("cpu", 1000), 1000) * len(start.cores)
         grant = Grant(cores=start.cores, millicores=millicores, memory_mib=start.amounts.get("memory", 0))
         session = SessionKey(start.task, start.client, start.session) if start.session else None
-        match payload:
-            case m.Run():
-                env = {"TRACEPARENT": start.traceparent} if start.traceparent else {}
-                return await backend.run(
-                    attempt.action,
-                    attempt.attempt,
-                    session,
-                    payload,
-                    grant,
-                    timeout_ms=start.timeout_ms,
-                    env=env,
-                    on_output=self._live_output(start) if payload.stream else None,
-                )
-            case m.SessionOpen():
-                async with asyncio.timeout(timeout_s):
-                    return await self._timed(backend.open(SessionKey(start.task, start.client, start.n), payload, grant))
-            case m.SessionClose() if session is not None:
-                return await self._timed(backend.close(session))
-            case m.FileWrite() if session is not None:
-                async with asyncio.timeout(timeout_s):
-                    return await self._timed(backend.write(session, payload))
-            case m.FileRead() if session is not None:
-                async with asyncio.timeout(timeout_s):
-                    return await self._timed(backend.read(session, payload))
-            case m.Noop():
-                return _NOOP
-            case _:
-                return Ended(outcome=Outcome.REJECTED, reason=RejectReason.INVALID, detail="payload: needs a session")
+        if isinstance(payload, m.Run):
+            return await backend.run(
+                attempt.action,
+                attempt.attempt,
+                session,
+                payload,
+                grant,
+                timeout_ms=start.timeout_ms,
+                env={"TRACEPARENT": start.traceparent} if start.traceparent else {},
+                on_output=self._live_output(start) if payload.stream else None,
+            )
+        if isinstance(payload, m.Noop):
+            return _NOOP
+        return await self._timed(start, payload, grant, session)
 
-    @staticmethod
-    async def _timed(running: Coroutine[Any, Any, Ended]) -> Ended:
-        """Gives what has no time of its own (file actions, opening, closing) its run time."""
+    async def _timed(
+        self, start: m.Start, payload: m.Payload, grant: Grant, session: SessionKey | None
+    ) -> Ended:
+        """What is no program: it has no time-out and no run time of its own. Raises TimeoutError."""
+        backend = self.backend
         started_ns = time.monotonic_ns()
-        ended = await running
-        if ended.run_ns:
-            return ended
+        async with asyncio.timeout(start.timeout_ms / 1e3):
+            match payload:
+                case m.SessionOpen():
+                    ended = await backend.open(SessionKey(start.task, start.client, start.n), payload, grant)
+                case m.SessionClose() if session is not None:
+                    ended = await backend.close(session)
+                case m.FileWrite() if session is not None:
+                    ended = await backend.write(session, payload)
+                case m.FileRead() if session is not None:
+                    ended = await backend.read(session, payload)
+                case _:
+                    return Ended(outcome=Outcome.REJECTED, reason=RejectReason.INVALID, detail="session: needs one")
         return replace(ended, run_ns=time.monotonic_ns() - started_ns)
 
     def _live_output(self, start: m.Start) -> Any:

@@ -3,8 +3,7 @@
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, NoReturn
+from typing import Final, NamedTuple, NoReturn
 
 import msgspec
 
@@ -106,8 +105,7 @@ def argv(command: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(command)
 
 
-@dataclass(frozen=True, slots=True)
-class Wire:
+class Wire(NamedTuple):
     """An action ready to travel."""
 
     key: str

@@ -1,12 +1,11 @@
 """What a caller gets back."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from tangram.outcomes import Outcome
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class Result(Struct, frozen=True, kw_only=True):
     """How an action ended. All times are in seconds.
 
     queued_s: until it was decided. startup_s, run_s: measured by the executor. overhead_s: the rest of act_s, which is the

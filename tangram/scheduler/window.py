@@ -137,8 +137,10 @@ class _Pass:
         if best is not None:
             self._start(action, best[1], cost)
             return True
+        kept: set[HostKey] = set()  # only asked for membership
         for holder in holders:
-            self._hold_back(self._room(holder.host), holder, cost)
+            self._hold_back(self._room(holder.host), holder, cost, keep=holder.host not in kept)
+            kept.add(holder.host)
         self.waiting[alike] = len(holders) < self._takers(action.key)
         return self.waiting[alike]
 
@@ -201,14 +203,17 @@ class _Pass:
         return True
 
     @staticmethod
-    def _hold_back(room: _Room, holder: Incarnation, cost: dict[str, Demand]) -> None:
-        """What it lacks goes to nobody behind it; of what it does not lack, its own share is kept for it."""
+    def _hold_back(room: _Room, holder: Incarnation, cost: dict[str, Demand], *, keep: bool = True) -> None:
+        """What it lacks goes to nobody behind it; of what it does not lack, its own share is kept for it. keep: false if that
+        was done for another executor of this host, as all but the cores is the host's."""
         for name, demand in cost.items():
             if not demand.low or name in room.blocked:
                 continue
             if name == "cpu":
                 if not room.pool.fits(demand.low, holder.cores_mask):
                     room.blocked.add(name)
+            elif not keep:
+                continue
             elif room.free.get(name, 0) < demand.low:
                 room.blocked.add(name)
             else:

@@ -715,6 +715,16 @@ def test_an_overtaken_action_of_a_session_still_has_it_to_itself() -> None:
     assert world.outcome(second) == "ok"
 
 
+def test_nobody_but_its_executor_can_say_that_a_session_has_ended() -> None:
+    world = led()
+    worker, other = world.join(), world.join()
+    session = open_session(world, worker)
+    other.say_ended(session, "wrong")
+    other.send()
+    assert session in world.state.sessions
+    assert world.used("memory") == 256
+
+
 def test_a_session_is_free_again_only_when_the_units_of_its_lost_action_are_back() -> None:
     world = led()
     worker = world.join()
@@ -864,6 +874,12 @@ def test_garbage_is_skipped_counted_and_folded_alike(subject: str, data: bytes) 
 def test_a_type_that_a_newer_version_wrote_stops_the_fold(subject: str) -> None:
     with pytest.raises(NewerVersion):
         step(State(), Record(1, START_NS, subject, b"\x81\xa4type\xaaFromFuture"))
+
+
+def test_a_policy_that_only_a_newer_version_knows_stops_the_fold() -> None:
+    data = m.encode(m.LeaderStarted(leader="s", behaviour=1, policy="from-the-future"))
+    with pytest.raises(NewerVersion, match="from-the-future"):
+        step(State(), Record(1, START_NS, subjects.LEADER, data))
 
 
 def test_a_producer_cannot_stop_the_fold_with_a_type_nobody_knows() -> None:
@@ -1021,17 +1037,16 @@ def test_two_executors_of_one_host_never_get_the_same_core() -> None:
     second.read()
 
 
-def test_two_half_free_cores_are_not_one() -> None:
+def test_two_cores_that_are_free_by_two_fifths_are_not_four_fifths() -> None:
     world = led()
     worker = world.join(nodes=cores(2))
-    for _ in range(3):
-        world.submit(cpu=600)
+    for amount in (600, 600, 800):
+        world.submit(cpu=amount)
     assert [start.cores for start in world.decide()] == [(0,), (1,)]
-    assert world.free_cores() == 0
-    small = world.submit(cpu=400, client="small")
-    assert world.decide() == []  # it arrived after one that waits for the same resource
+    small = world.submit(cpu=200, client="small")
+    assert world.decide() == []  # it would fit, but it came after one that waits for the same resource
     worker.answer_all()
-    assert sorted(start.cores for start in world.decide()) == [(0,), (0,)]  # 600 and 400 share what is one core
+    assert [start.cores for start in world.decide()] == [(0,), (0,)]  # 800 and 200 share what is one core
     assert world.free_cores() == 1
     worker.finish(small)
 
@@ -1059,6 +1074,30 @@ def test_what_waits_for_one_resource_does_not_hold_back_those_that_need_another(
     world.submit(cpu=4 * WHOLE, memory=400)  # waits for cores, and its memory is kept for it
     memory = [world.submit(kind="session.open", memory=300) for _ in range(3)]
     assert [start.n for start in world.decide()] == [memory[0].n, memory[1].n]
+
+
+def test_what_is_kept_for_one_that_waits_is_kept_once_on_a_host_of_two_executors() -> None:
+    world = led()
+    world.join(memory=1_000)
+    world.join(memory=1_000)
+    world.submit(cpu=3 * WHOLE)
+    world.decide()
+    world.submit(cpu=4 * WHOLE, memory=400)
+    session = world.submit(kind="session.open", memory=600)
+    assert [start.n for start in world.decide()] == [session.n]
+
+
+def test_one_that_waits_for_a_host_holds_back_its_equals_there_and_nowhere_else() -> None:
+    world = led()
+    large, small = world.join(host="h1", nodes=cores(8)), world.join(host="h2", nodes=cores(2))
+    world.submit(cpu=8 * WHOLE)
+    world.decide()
+    wide = world.submit(cpu=6 * WHOLE)
+    narrow = [world.submit(cpu=WHOLE) for _ in range(3)]
+    assert [start.n for start in world.decide()] == [narrow[0].n, narrow[1].n]
+    assert (len(large.unread), len(small.unread)) == (1, 1)
+    large.answer_all()
+    assert [start.n for start in world.decide()] == [wide.n, narrow[2].n]
 
 
 def test_a_session_waits_only_for_its_own_host() -> None:
@@ -1173,6 +1212,36 @@ def test_an_action_whose_payload_is_gone_is_ruled_an_error() -> None:
     assert world.deliver() == []
     assert world.outcome(action) == "error"
     assert world.free_cores() == 4
+
+
+def test_a_window_that_does_not_fit_one_message_goes_out_in_several_with_rising_numbers() -> None:
+    world = led()
+    worker = world.join()
+    items = []
+    for n in range(1, 6):
+        action = ActionId("t", "c", n)
+        spec = m.ActionSpec(nonce=world.nonce(action), kind="run")
+        items.append(world.item(action, spec)._replace(payload=m.encode(m.Run(argv=("cat",), stdin=bytes(200_000)))))
+    for item in items:
+        world.send_actions("t", "c", [item])
+    world.plan()
+    messages = [message for _, message in world.in_flight if isinstance(message, m.DecisionsMade)]
+    assert [(message.number, len(message.items)) for message in messages] == [(1, 2), (2, 2), (3, 1)]
+    assert all(len(m.encode(message)) < limits.ENVELOPE_BYTES_MAX + 10_000 for message in messages)
+    assert [message.note is None for message in messages] == [False, True, True]
+    world.deliver()
+    worker.answer_all()
+    assert [world.outcome(ActionId("t", "c", n)) for n in range(1, 6)] == ["ok"] * 5
+
+
+def test_many_rulings_go_out_in_several_messages() -> None:
+    world = led()
+    actions = [world.submit(deadline_ms=0) for _ in range(limits.ENVELOPE_ITEMS_MAX + 1)]
+    world.plan()
+    assert [len(message.ids) for _, message in world.in_flight if isinstance(message, m.ActionsFinished)] == [500, 500, 1]
+    world.deliver()
+    assert not world.state.owed
+    assert world.outcome(actions[-1]) == "expired"
 
 
 def test_an_open_session_shows_as_open_and_belongs_to_its_incarnation() -> None:
