@@ -149,9 +149,7 @@ class LocalStack:
         """Raises ProcessFailed, BrokerError."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if not self.url:
-            self.server = await asyncio.to_thread(
-                EmbeddedServer.start, self.folder / "broker", port=self._port, sync=self._sync
-            )
+            self.server = await asyncio.to_thread(EmbeddedServer.start, self.folder / "broker", port=self._port, sync=self._sync)
             self.url = self.server.url
         broker = await Broker.connect(self.url, name="tangram streams apply")
         try:

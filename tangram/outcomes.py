@@ -30,9 +30,7 @@ class Outcome(StrEnum):
         return self in _VERDICTS
 
 
-_VERDICTS = frozenset(
-    {Outcome.OK, Outcome.FAILED, Outcome.TIMED_OUT, Outcome.OUT_OF_MEMORY, Outcome.OUTPUT_LIMIT}
-)
+_VERDICTS = frozenset({Outcome.OK, Outcome.FAILED, Outcome.TIMED_OUT, Outcome.OUT_OF_MEMORY, Outcome.OUTPUT_LIMIT})
 
 
 class RejectReason(StrEnum):

@@ -22,7 +22,7 @@ def run_loop(main: Coroutine[Any, Any, int]) -> int:
     # Messages make many short-lived objects and few cycles; the default looks for cycles every 700 allocations.
     gc.set_threshold(20_000, 20, 100)
     try:
-        import uvloop
+        import uvloop  # noqa: PLC0415  # optional
 
         factory: Callable[[], asyncio.AbstractEventLoop] | None = uvloop.new_event_loop
     except ImportError:

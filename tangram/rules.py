@@ -1,5 +1,6 @@
 """Rules across the fields of a request, which its types alone cannot say. The client and the scheduler apply the same."""
 
+from itertools import pairwise
 from typing import Final
 
 from tangram import limits
@@ -28,7 +29,7 @@ def broken_rule(key: str, spec: m.ActionSpec, payload: object) -> str:
         return broken
     if isinstance(payload, m.FileWrite | m.FileRead) and len(payload.path.encode()) > limits.PATH_BYTES_MAX:
         return f"path: must be at most {limits.PATH_BYTES_MAX} bytes"
-    if spec.hint is not None and any(a >= b for (a, _), (b, _) in zip(spec.hint.table_us, spec.hint.table_us[1:], strict=False)):
+    if spec.hint is not None and any(a >= b for (a, _), (b, _) in pairwise(spec.hint.table_us)):
         return "hint.table_us: must rise in units"
     for name, demand in spec.cost.items():
         high = demand.high or demand.low
@@ -37,7 +38,7 @@ def broken_rule(key: str, spec: m.ActionSpec, payload: object) -> str:
         if high > demand.low and name != key:
             return f"cost.{name}: only the key resource ({key}) can be a range"
         legal = demand.legal
-        if legal and (legal[0] != demand.low or legal[-1] != high or any(a >= b for a, b in zip(legal, legal[1:], strict=False))):
+        if legal and (legal[0] != demand.low or legal[-1] != high or any(a >= b for a, b in pairwise(legal))):
             return f"cost.{name}.legal: must rise from low to high"
         if name == "cpu":
             amounts = (demand.low, high, *legal)

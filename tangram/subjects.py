@@ -12,7 +12,7 @@ STREAM_DEAD: Final = "TANGRAM_DEAD"
 LEADER: Final = "tangram.decisions.leader"
 CLOCK: Final = "tangram.decisions.clock"
 
-_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,%d}" % NAME_LENGTH_MAX)
+_TOKEN = re.compile(rf"[A-Za-z0-9_-]{{1,{NAME_LENGTH_MAX}}}")
 
 
 def token(name: object, field: str = "name") -> str:

@@ -101,4 +101,3 @@ async def _role(what: str) -> int:
 if __name__ == "__main__":
     roles.end_with_parent()
     sys.exit(roles.run_loop(_role(sys.argv[1])))
-

@@ -228,7 +228,7 @@ class Broker:
         await self._link.close()
 
     def _check_size(self, data: bytes, headers: Headers | None) -> None:
-        # The server would close the connection, and nats-py then does not come back (C73).
+        # The server would close the connection, and nats-py then does not come back.
         size = len(data) + header_bytes(headers)
         if size > self._link.nc.max_payload:
             raise MessageTooLarge(f"{size} bytes with headers, the broker takes {self._link.nc.max_payload}")

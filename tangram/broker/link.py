@@ -160,7 +160,7 @@ class Link:
         coroutine.close()
 
     async def subscribe(self, subject: str, callback: Callable[[Delivery], None]) -> Subscription:
-        """No limits on what waits for the callback: nats-py would drop what is over (C71)."""
+        """No limits on what waits for the callback: nats-py would drop what is over."""
 
         async def on_message(message: Msg) -> None:
             callback(Delivery(message.subject, message.data, message.headers, message.reply))

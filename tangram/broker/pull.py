@@ -1,6 +1,6 @@
 """Reading a consumer: pull requests are kept outstanding, messages are taken as they arrive.
 
-nats-py's fetch() can stall for its whole time-out with the message in hand (C68), so this is a loop of our own. `Pull`
+nats-py's fetch() can stall for its whole time-out with the message in hand, so this is a loop of our own. `Pull`
 is one inbox with its requests, and ends at the first trouble; `PullLoop` opens the next one for as long as it lives.
 """
 
@@ -208,7 +208,7 @@ class PullLoop:
         return "reading" if self._pull is not None and self._pull.confirmed else "waiting"
 
     async def batch(self, timeout_s: float | None = None) -> list[Delivered]:
-        """Waits for a message and returns all that have arrived; [] after `timeout_s`. A time-out loses nothing (C70).
+        """Waits for a message and returns all that have arrived; [] after `timeout_s`. A time-out loses nothing.
 
         Raises BrokerUnavailable when the connection is closed for good.
         """

@@ -70,4 +70,3 @@ async def _run(given: argparse.Namespace) -> int:
     if given.json:
         print(json.dumps(found))
     return 1 if any(figures["wrong"] for figures in found["policies"].values()) else 0
-

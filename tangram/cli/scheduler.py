@@ -20,9 +20,7 @@ def add_to(commands: "Commands") -> None:
     common.add_verbose(command)
     command.add_argument("--name", default="scheduler", help="its name in the log")
     command.add_argument("--policy", default="tangram", choices=list(POLICIES))
-    command.add_argument(
-        "--set", action="append", default=[], metavar="NAME=INTEGER", help=f"one of {', '.join(SETTINGS)}"
-    )
+    command.add_argument("--set", action="append", default=[], metavar="NAME=INTEGER", help=f"one of {', '.join(SETTINGS)}")
     command.set_defaults(handler=handle)
 
 

@@ -4,8 +4,8 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from tangram import roles, subjects
 from tangram import messages as m
+from tangram import roles, subjects
 from tangram.cli import common
 
 if TYPE_CHECKING:
@@ -108,7 +108,8 @@ def _text(found: dict[str, object]) -> str:
     answers = "answers" if found["scheduler_answers"] else "DOES NOT ANSWER"
     lines = [
         f"scheduler  {answers}; policy {found['policy']}, leading since sequence {found['epoch']}, window {found['windows']}",
-        f"log        {found['log_seq']} messages, {found['actions_finished']} actions finished, {found['skipped_messages']} skipped",
+        f"log        {found['log_seq']} messages, {found['skipped_messages']} skipped",
+        f"finished   {found['actions_finished']} actions",
         f"open       {found['actions_open'] or 'nothing'}; {found['sessions']} sessions",
     ]
     hosts = found["hosts"]

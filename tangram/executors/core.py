@@ -167,9 +167,7 @@ class ExecutorCore:
                 self.sessions[SessionKey(start.task, start.client, start.n)] = None
         elif start.session:
             session = SessionKey(start.task, start.client, start.session)
-            if start.kind == "session.close" and result.outcome is Outcome.OK:
-                self.sessions.pop(session, None)
-            elif session_lost:
+            if (start.kind == "session.close" and result.outcome is Outcome.OK) or session_lost:
                 self.sessions.pop(session, None)
         return instructions
 

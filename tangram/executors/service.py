@@ -75,9 +75,7 @@ class ExecutorService:
 class _Life:
     """One incarnation, from its join to its last word."""
 
-    def __init__(
-        self, broker: Broker, config: ExecutorConfig, make_backend: MakeBackend, joined: asyncio.Event
-    ) -> None:
+    def __init__(self, broker: Broker, config: ExecutorConfig, make_backend: MakeBackend, joined: asyncio.Event) -> None:
         self.broker, self.config, self._joined = broker, config, joined
         self.claim = claim(config.state, config.host, config.name)
         self.core = c.ExecutorCore(config.name, self.claim.incarnation)
@@ -225,9 +223,7 @@ class _Life:
             await asyncio.sleep(limits.HEARTBEAT_S)
 
     def _heartbeat(self, *, number: int = 0, probe: int = 0) -> None:
-        beat = m.Heartbeat(
-            incarnation=self.core.incarnation, number=number, probe=probe, running=len(self.core.running)
-        )
+        beat = m.Heartbeat(incarnation=self.core.incarnation, number=number, probe=probe, running=len(self.core.running))
         self.broker.send_soon(subjects.heartbeats(self.config.name), m.encode(beat))
 
     async def _sweep(self) -> None:
@@ -287,9 +283,7 @@ class _Life:
             ended = Ended(outcome=Outcome.TIMED_OUT, run_ns=time.monotonic_ns() - received_ns)
         except Exception as error:
             log.exception("%s", attempt)
-            ended = Ended(
-                outcome=Outcome.ERROR, reason=ErrorReason.INTERNAL, detail=f"{type(error).__name__}: {error}"
-            )
+            ended = Ended(outcome=Outcome.ERROR, reason=ErrorReason.INTERNAL, detail=f"{type(error).__name__}: {error}")
         while attempt.action in self.backend.unkillable:
             # Its units are in use whatever we say: the answer would give them to the next one.
             log.error("%s: a process survives SIGKILL; its units stay held", attempt.action)
@@ -356,9 +350,7 @@ class _Life:
             return _NOOP
         return await self._timed(start, payload, grant, session)
 
-    async def _timed(
-        self, start: m.Start, payload: m.Payload, grant: Grant, session: SessionKey | None
-    ) -> Ended:
+    async def _timed(self, start: m.Start, payload: m.Payload, grant: Grant, session: SessionKey | None) -> Ended:
         """What is no program: it has no time-out and no run time of its own. Raises TimeoutError."""
         backend = self.backend
         started_ns = time.monotonic_ns()

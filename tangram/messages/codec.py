@@ -36,7 +36,9 @@ encode = _ENCODER.encode
 
 ExecutorMessage = ExecutorJoined | ExecutorChanged | ExecutorDraining | ActionsReturned | ExecutorLeft
 ClockMessage = Ticked | ExecutorLost | Settings
-LogMessage = ActionsSubmitted | CancelsRequested | ExecutorMessage | ActionsFinished | DecisionsMade | LeaderStarted | ClockMessage
+LogMessage = (
+    ActionsSubmitted | CancelsRequested | ExecutorMessage | ActionsFinished | DecisionsMade | LeaderStarted | ClockMessage
+)
 
 _actions = msgspec.msgpack.Decoder(ActionsSubmitted).decode
 _cancels = msgspec.msgpack.Decoder(CancelsRequested).decode

@@ -59,7 +59,6 @@ class Payload(Request, tag=True, frozen=True, kw_only=True):
     """What the executor has to know. Its type must suit the action's kind."""
 
 
-
 class Run(Payload, frozen=True, kw_only=True):
     """Kind "run" (or any name of the user's own): a program. Environment names LD_* are refused by the executor."""
 

@@ -16,9 +16,7 @@ T = TypeVar("T")
 class BlockingClient:
     """As `tangram.Client`, each call returning when its action has ended. Interrupting a call cancels its action."""
 
-    def __init__(
-        self, url: str | None = None, *, task: str, name: str | None = None, connect_timeout: float = 10.0
-    ) -> None:
+    def __init__(self, url: str | None = None, *, task: str, name: str | None = None, connect_timeout: float = 10.0) -> None:
         self._arguments: dict[str, Any] = {"url": url, "task": task, "name": name, "connect_timeout": connect_timeout}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -85,7 +83,8 @@ class BlockingClient:
             raise
 
     def _end_loop(self) -> None:
-        assert self._loop is not None and self._thread is not None
+        assert self._loop is not None
+        assert self._thread is not None
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

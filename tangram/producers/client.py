@@ -49,9 +49,7 @@ class Client:
     Cancelling a task that waits for an action cancels the action.
     """
 
-    def __init__(
-        self, url: str | None = None, *, task: str, name: str | None = None, connect_timeout: float = 10.0
-    ) -> None:
+    def __init__(self, url: str | None = None, *, task: str, name: str | None = None, connect_timeout: float = 10.0) -> None:
         self.task = subjects.token(task, "task")
         self.name = subjects.token(name if name is not None else f"c{secrets.token_hex(6)}", "name")
         self._url, self._connect_timeout_s = url, connect_timeout
@@ -71,7 +69,7 @@ class Client:
         url: str | None = None, *, task: str, name: str | None = None, connect_timeout: float = 10.0
     ) -> "BlockingClient":
         """The same without an event loop of the caller's, for threads and scripts."""
-        from tangram.producers.blocking import BlockingClient
+        from tangram.producers.blocking import BlockingClient  # noqa: PLC0415  # it imports this module
 
         return BlockingClient(url, task=task, name=name, connect_timeout=connect_timeout)
 
@@ -203,9 +201,7 @@ class Client:
 
         idle_ttl: seconds without an action after which it is closed. Raises SessionError if it cannot be opened.
         """
-        box = await self.open_session(
-            image=image, memory=memory, env=env, idle_ttl=idle_ttl, deadline=deadline, timeout=timeout
-        )
+        box = await self.open_session(image=image, memory=memory, env=env, idle_ttl=idle_ttl, deadline=deadline, timeout=timeout)
         try:
             yield box
         finally:
@@ -273,9 +269,7 @@ class Client:
         _, waiting = await self.submit(spec, payload, on_output=on_output)
         return await waiting
 
-    async def submit(
-        self, spec: m.ActionSpec, payload: m.Payload, *, on_output: OnOutput | None = None
-    ) -> tuple[int, "Waiting"]:
+    async def submit(self, spec: m.ActionSpec, payload: m.Payload, *, on_output: OnOutput | None = None) -> tuple[int, "Waiting"]:
         """Submits one action; returns its number and what to await. Waits only while too many numbers are open."""
         wire = request.wire("cpu", spec, payload)
         if self._broker is None or self._publisher is None or self._broker.is_closed:
@@ -407,15 +401,14 @@ class Client:
         return through_seq
 
     async def _ask_some(self, asked: list[int]) -> int:
-        assert self._broker is not None and self._publisher is not None
+        assert self._broker is not None
+        assert self._publisher is not None
         ledger = self._ledger
         stored = [pending.stored_seq for n in asked if (pending := ledger.open.get(n)) is not None]
         from_seq = 1 + (min(stored) or self._born) if stored else 0
         while True:
             question = m.Ask(ids=asked, from_seq=from_seq, stored_seq=self._stored_seq)
-            data = await self._broker.request(
-                subjects.ask(self.task, self.name), m.encode(question), timeout_s=ASK_TIMEOUT_S
-            )
+            data = await self._broker.request(subjects.ask(self.task, self.name), m.encode(question), timeout_s=ASK_TIMEOUT_S)
             answer = m.decode_answer(data)
             for n in ledger.answered(asked, answer, time.monotonic(), PATIENCE_MAX_S):
                 pending = ledger.open[n]

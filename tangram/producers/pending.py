@@ -78,9 +78,7 @@ class Ledger:
                 wrote = m.decode_output(output) if output else _NO_OUTPUT
             except m.MALFORMED:
                 continue
-            if result.nonce != pending.wire.spec.nonce and not (
-                result.nonce == _NO_NONCE and result.outcome is Outcome.REJECTED
-            ):
+            if result.nonce != pending.wire.spec.nonce and not (result.nonce == _NO_NONCE and result.outcome is Outcome.REJECTED):
                 continue
             del self.open[n]
             pending.waiter.settle(result, wrote, finished.executor)

@@ -51,7 +51,9 @@ def cpu(units: Units) -> m.Demand | None:
     if not isinstance(units, Collection) or isinstance(units, str | bytes | Mapping):
         _bad_units(units)
     amounts = list(units)
-    if not amounts or any(isinstance(a, bool) or not isinstance(a, int) or not 1 <= a <= limits.AMOUNT_MAX // _MILLI for a in amounts):
+    if not amounts or any(
+        isinstance(a, bool) or not isinstance(a, int) or not 1 <= a <= limits.AMOUNT_MAX // _MILLI for a in amounts
+    ):
         _bad_units(units)
     if isinstance(units, tuple):
         if len(amounts) != 2 or amounts[0] > amounts[1]:

@@ -4,7 +4,7 @@
 from tangram import limits, subjects
 from tangram import messages as m
 from tangram.broker import Broker, read_log
-from tangram.scheduler.fold_actions import has_seen
+from tangram.scheduler.fold_clients import has_seen
 from tangram.scheduler.state import ActionId, State
 
 

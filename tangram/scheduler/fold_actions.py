@@ -6,6 +6,7 @@ from tangram import limits
 from tangram import messages as m
 from tangram.outcomes import Outcome, RejectReason
 from tangram.rules import broken_rule
+from tangram.scheduler.fold_clients import client_of, has_seen, see
 from tangram.scheduler.policies import charge
 from tangram.scheduler.ready import ReadyQueue
 from tangram.scheduler.state import (
@@ -95,44 +96,6 @@ def advance(state: State, session: Session) -> None:
 # --- submissions and cancels -------------------------------------------------------------------------------------
 
 
-def client_of(state: State, task: str, message: m.ActionsSubmitted | m.CancelsRequested) -> Client | None:
-    """The client's entry, made if it is new; None if it is so old that its ids may have been forgotten."""
-    key = (task, message.client)
-    client = state.clients.get(key)
-    if client is None:
-        if message.born < state.client_horizon_seq:
-            return None
-        client = state.clients[key] = Client()
-    if message.done_below > client.done_below:
-        client.done_below = message.done_below
-        client.cancelled_early = {n for n in client.cancelled_early if n >= message.done_below}
-        if message.done_below > client.contiguous:
-            client.contiguous = message.done_below
-            client.sparse = {n for n in client.sparse if n >= message.done_below}
-            _close_gap(client)
-    if not client.open:
-        state.timers.set(("client", key), state.now_ns + limits.CLIENT_TTL_NS)
-    return client
-
-
-def _see(client: Client, n: int) -> None:
-    if n == client.contiguous:
-        client.contiguous += 1
-        _close_gap(client)
-    else:
-        client.sparse.add(n)
-
-
-def _close_gap(client: Client) -> None:
-    while client.contiguous in client.sparse:
-        client.sparse.remove(client.contiguous)
-        client.contiguous += 1
-
-
-def has_seen(client: Client, n: int) -> bool:
-    return n < client.contiguous or n in client.sparse
-
-
 def submitted(state: State, key: str, task: str, message: m.ActionsSubmitted) -> None:
     client = client_of(state, task, message)
     for index, n in enumerate(message.ids):
@@ -147,7 +110,7 @@ def submitted(state: State, key: str, task: str, message: m.ActionsSubmitted) ->
             if n - client.done_below >= limits.CLIENT_SEEN_WIDTH_MAX:
                 _refuse(state, action_id, (state.seq, index), key, RejectReason.OVER_LIMIT, "too many ids above done_below")
                 continue
-            _see(client, n)
+            see(client, n)
         _submit(state, key, action_id, client, message, index)
 
 

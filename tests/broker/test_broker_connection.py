@@ -39,7 +39,7 @@ async def test_publishes_are_stored_in_the_order_of_the_calls(connect: Connect, 
 async def test_one_message_id_is_stored_once_also_over_a_kill(
     server: EmbeddedServer, connect: Connect, make_stream: MakeStream, eventually: Eventually
 ) -> None:
-    """C80: the retry of a publish says `duplicate`, with the first one's sequence."""
+    """The retry of a publish says `duplicate`, with the first one's sequence."""
     async with connect() as broker:
         await make_stream(broker, duplicate_window=60_000_000_000)
         first = await broker.publish("s.a", b"x", headers={"Nats-Msg-Id": "one"})
@@ -52,7 +52,7 @@ async def test_one_message_id_is_stored_once_also_over_a_kill(
 
 
 async def test_too_large_is_found_before_sending_and_the_connection_lives(connect: Connect, make_stream: MakeStream) -> None:
-    """C73: 1,048,500 bytes fit max_payload, 200 bytes of headers more do not; the server would close the connection."""
+    """1,048,500 bytes fit max_payload, 200 bytes of headers more do not; the server would close the connection."""
     async with connect() as broker:
         await make_stream(broker)
         headers = {"X": "y" * 183}  # 12 + 5 + 183 = 200 bytes
@@ -124,7 +124,7 @@ async def test_a_bad_subject_is_an_error_not_a_protocol_injection(connect: Conne
 
 
 async def test_a_slow_callback_loses_nothing(connect: Connect) -> None:
-    """C71: large messages, a callback that holds the loop up, more than nats-py's limits in all."""
+    """Large messages, a callback that holds the loop up, more than nats-py's limits in all."""
     async with connect() as reading, connect() as sending:
         received: list[int] = []
 

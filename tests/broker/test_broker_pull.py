@@ -41,7 +41,7 @@ async def read(loop: PullLoop, count: int, seen: dict[int, Delivered] | None = N
 
 
 async def test_a_message_after_idling_comes_at_once(connect: Connect, make_stream: MakeStream) -> None:
-    """C68: nats-py's fetch left requests behind and then stalled for its whole time-out with the message in hand."""
+    """Nats-py's fetch left requests behind and then stalled for its whole time-out with the message in hand."""
     async with connect() as broker:
         await make_stream(broker)
         await ensure(broker)
@@ -60,7 +60,7 @@ async def test_a_message_after_idling_comes_at_once(connect: Connect, make_strea
 
 
 async def test_short_timeouts_lose_nothing(connect: Connect, make_stream: MakeStream) -> None:
-    """C70: 10,000 messages, read with time-outs of 1 ms and cancelled in between."""
+    """10,000 messages, read with time-outs of 1 ms and cancelled in between."""
     async with connect() as broker, connect() as writer:
         await make_stream(broker, storage="memory")
         await ensure(broker)
@@ -90,7 +90,7 @@ async def test_short_timeouts_lose_nothing(connect: Connect, make_stream: MakeSt
 
 
 async def test_large_messages_and_a_healthy_reader(connect: Connect, make_stream: MakeStream) -> None:
-    """C71: 120 MB in messages of 1 MB; the server would cut off a reader that it owes more than 64 MiB."""
+    """120 MB in messages of 1 MB; the server would cut off a reader that it owes more than 64 MiB."""
     async with connect() as broker, connect() as writer:
         await make_stream(broker, storage="memory")
         for _ in range(15):

@@ -182,7 +182,9 @@ class Chaos:
         if live:
             holder = self.pick(live)
             lost = m.ExecutorLost(epoch=epoch, executor=holder.executor, incarnation=holder.id)
-            start = m.Start(task="t", client="a", n=0, nonce=bytes(8), kind="run", amounts={"cpu": 1_000}, cores=(0,), timeout_ms=1)
+            start = m.Start(
+                task="t", client="a", n=0, nonce=bytes(8), kind="run", amounts={"cpu": 1_000}, cores=(0,), timeout_ms=1
+            )
             made = m.DecisionsMade(
                 epoch=epoch, incarnation=holder.id, number=1, window=1, through_seq=1, digest=b"", items=[start, m.Dismiss()]
             )
@@ -345,7 +347,7 @@ class Chaos:
         for worker in list(world.workers.values()):
             worker.send()
         rested = 0
-        for round_ in range(2_000):
+        for _ in range(2_000):
             self._revive()
             world.plan()
             quiet = not world.in_flight
@@ -365,7 +367,7 @@ class Chaos:
                 world.after(2_000)
                 world.tick()
         else:
-            raise AssertionError(f"no rest after {round_} rounds: {state.actions} {state.sessions} {state.owed}")
+            raise AssertionError(f"no rest after 2,000 rounds: {state.actions} {state.sessions} {state.owed}")
         self._check_all_is_over()
 
     def _revive(self) -> None:
@@ -424,5 +426,3 @@ def first_outcomes(world: World) -> dict[ActionId, m.Result]:
                 if action in world.accepted and result.nonce == world.nonces[action]:
                     found.setdefault(action, result)
     return found
-
-

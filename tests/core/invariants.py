@@ -220,12 +220,10 @@ def places(state: State, action: Action) -> list[Incarnation]:
     hosts that have not lost it if there are such."""
     found = []
     for holder in state.incarnations.values():
-        if action.session is None:
-            wrong = holder.draining or holder.key != action.key
-        else:
-            wrong = action.session.incarnation != holder.id
+        new = action.session is None
+        right = holder.key == action.key and not holder.draining if new else holder.id == action.session.incarnation
         capacity = Counter(state.hosts[holder.host].capacity)
-        if holder.live and not wrong and fits(action, holder.cores_mask.bit_count() * WHOLE, capacity, state):
+        if holder.live and right and fits(action, holder.cores_mask.bit_count() * WHOLE, capacity, state):
             found.append(holder)
     return [holder for holder in found if holder.host not in action.avoid] or found
 

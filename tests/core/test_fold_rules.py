@@ -22,7 +22,9 @@ def led(policy: str = "tangram", **settings: int) -> World:
 def forge(world: World, action: ActionId, outcome: Outcome, *, nonce: bytes | None = None, attempt: int = 1) -> None:
     """An outcome from somebody whom the core does not know (any more)."""
     result = m.Result(nonce=nonce or world.nonces[action], attempt=attempt, outcome=outcome)
-    message = m.ActionsFinished(executor="x", incarnation="unknown", k=1, ids=[action.n], results=[m.encode(result)], outputs=[b""])
+    message = m.ActionsFinished(
+        executor="x", incarnation="unknown", k=1, ids=[action.n], results=[m.encode(result)], outputs=[b""]
+    )
     world.put(subjects.completions(action.task, action.client), message)
 
 
@@ -41,7 +43,12 @@ def test_an_action_that_ran_has_the_outcome_of_its_executor_and_its_units_are_ba
     worker = world.join()
     action = world.submit(cpu=2 * WHOLE, memory=100)
     (start,) = world.decide()
-    assert (start.cores, start.amounts, world.free_cores(), world.used("memory")) == ((0, 1), {"cpu": 2000, "memory": 100}, 2, 100)
+    assert (start.cores, start.amounts, world.free_cores(), world.used("memory")) == (
+        (0, 1),
+        {"cpu": 2000, "memory": 100},
+        2,
+        100,
+    )
     worker.finish(action, Outcome.FAILED)
     assert world.outcome(action) == "failed"
     assert (world.free_cores(), world.used("memory")) == (4, 0)
@@ -125,6 +132,16 @@ def test_a_decision_after_the_loss_of_its_incarnation_is_void() -> None:
     assert [start.attempt for start in world.decide()] == [1]
     other.finish(action)
     assert world.outcome(action) == "ok"
+
+
+def test_a_decision_on_the_subject_of_another_executor_is_void() -> None:
+    world = led()
+    world.join("mine")
+    action = world.submit(cpu=WHOLE)
+    world.plan()
+    ((_, message),) = world.in_flight
+    world.put(subjects.decisions("cpu", "other"), message)
+    assert (world.phase(action), world.free_cores()) == (Phase.READY, 4)
 
 
 @pytest.mark.parametrize("overtaken_by", ["cancel", "deadline", "outcome", "outcome read"])
@@ -211,20 +228,16 @@ def test_an_action_of_a_session_that_is_lost_ends_environment_lost_whatever_its_
 
 def test_a_retry_safe_action_is_tried_again_elsewhere_and_at_most_three_times() -> None:
     world = led()
+    workers = {"h1": world.join(host="h1", nodes=cores(8)), "h2": world.join(host="h2")}
     action = world.submit(cpu=WHOLE, retry="safe")
-    hosts = []
-    for attempt in (1, 2, 3):
-        workers = {worker.host.name: worker for worker in world.workers.values() if worker.alive}
-        for host in {"h1", "h2", "h3"} - set(workers):
-            workers[host] = world.join(host=host)
+    for attempt, host in ((1, "h1"), (2, "h2"), (3, "h1")):  # the larger is preferred, but not by who lost it there
         (start,) = world.decide()
-        assert start.attempt == attempt
-        (host,) = [w.host.name for w in workers.values() if w.unread]
-        hosts.append(host)
-        world.lose(workers[host])
-        workers[host].die()
-    assert len(set(hosts)) == 3
+        assert (start.attempt, len(workers[host].unread)) == (attempt, 1)
+        lost = workers[host]
+        lost.die()
+        workers[host] = world.join(host=host, nodes=lost.nodes, dead=[lost])
     assert world.outcome(action) == "lost"
+    assert world.free_cores("h1") == 8
 
 
 def test_the_host_of_a_loss_is_taken_again_when_there_is_no_other() -> None:
@@ -339,6 +352,15 @@ def test_a_lost_incarnation_stays_lost_when_its_join_comes_again() -> None:
     assert worker.incarnation not in world.state.incarnations
 
 
+def test_a_join_that_comes_after_its_incarnation_was_found_dead_is_ignored() -> None:
+    world = led()
+    dead = world.join(later=True)
+    dead.die()
+    alive = world.join(dead=[dead])
+    dead.send()
+    assert list(world.state.incarnations) == [alive.incarnation]
+
+
 def test_a_sandbox_of_a_lost_incarnation_holds_its_memory_even_if_its_opening_is_reported_late() -> None:
     world = led()
     worker = world.join()
@@ -384,11 +406,28 @@ def test_words_of_an_incarnation_that_are_not_above_its_last_are_skipped() -> No
     worker.end(GrantKey(action, 1))
     earlier, later = worker.outbox
     world.put(*later)
-    world.put(*earlier)
+    for again in (earlier, later):
+        world.put(*again)
+        assert world.state.story[0].startswith("stale")
+    worker.drain()
+    worker.outbox.popleft()
+    worker.outbox.popleft()
+    worker.send()
+    world.put(*worker.sent[-1])
+    assert world.state.story[0].startswith("stale")
     assert world.state.hosts[worker.host].capacity == {"memory": 1_024}
-    world.put(*later)
     assert world.outcome(action) == "ok"
     assert world.free_cores() == 4
+
+
+def test_words_on_the_subject_of_another_executor_are_not_taken() -> None:
+    world = led()
+    worker = world.join("mine")
+    action = world.submit(cpu=WHOLE)
+    world.decide()
+    world.put(subjects.executors("other"), m.ExecutorLeft(incarnation=worker.incarnation, k=9))
+    assert world.state.incarnations[worker.incarnation].live
+    assert world.phase(action) is Phase.DECIDED
 
 
 def test_a_returned_action_is_decided_again_with_the_same_attempt() -> None:
@@ -418,14 +457,18 @@ def test_a_return_of_another_decision_is_not_taken() -> None:
     assert (world.phase(action), world.free_cores()) == (Phase.DECIDED, 3)
 
 
-def test_a_start_that_was_answered_cannot_be_returned() -> None:
+def test_a_start_that_was_answered_cannot_be_returned_or_answered_again() -> None:
     world = led()
     worker = world.join()
     session = open_session(world, worker, memory=300)
-    item = m.Returned(task="t", client="c", n=session.n, attempt=1, number=1)
+    result = m.Result(nonce=world.nonces[session], outcome=Outcome.FAILED)
     world.put(
-        subjects.executors(worker.executor), m.ActionsReturned(incarnation=worker.incarnation, k=99, returned=[item])
+        subjects.completions("t", "c"),
+        m.ActionsFinished(incarnation=worker.incarnation, k=98, ids=[session.n], results=[m.encode(result)], outputs=[b""]),
     )
+    assert (world.used("memory"), list(world.state.sessions)) == (300, [session])
+    item = m.Returned(task="t", client="c", n=session.n, attempt=1, number=1)
+    world.put(subjects.executors(worker.executor), m.ActionsReturned(incarnation=worker.incarnation, k=99, returned=[item]))
     assert world.used("memory") == 300
 
 
@@ -595,6 +638,7 @@ def test_opening_a_session_may_take_longer_than_its_time_out() -> None:
     session = world.submit(kind="session.open", timeout_ms=1_000)
     world.decide()
     world.pass_time(limits.STARTUP_MS_MAX / 1_000)
+    world.rule()
     worker.finish(session)
     assert world.outcome(session) == "ok"
 
@@ -939,6 +983,16 @@ def test_an_id_too_far_above_done_below_is_refused_and_may_come_again() -> None:
     assert world.phase(action) is Phase.READY
 
 
+def test_what_is_refused_and_comes_again_before_its_ruling_is_refused_once() -> None:
+    world = led()
+    action = world.submit(n=limits.CLIENT_SEEN_WIDTH_MAX, cpu=WHOLE)
+    world.send_actions("t", "c", [], done_below=1)
+    world.submit(n=action.n, cpu=WHOLE)
+    assert world.outcome(action) == "rejected"
+    assert not world.state.actions
+    assert world.state.clients[("t", "c")].open == 0
+
+
 def test_a_client_is_forgotten_after_a_day_and_then_an_old_name_is_told_apart_by_its_birth() -> None:
     world = led()
     worker = world.join()
@@ -953,13 +1007,20 @@ def test_a_client_is_forgotten_after_a_day_and_then_an_old_name_is_told_apart_by
     world.stamp_ns = world.state.stamp_ns
     horizon = world.state.client_horizon_seq
     assert 0 <= world.state.seq - horizon <= 1
-    old = m.ActionSpec(nonce=b"old-one!", kind="run")
-    world.send_actions("t", "c", [world.item(action, old)], born=horizon - 1)
-    assert world.state.owed.rulings[action].outcome is Outcome.REJECTED
+    old = ActionId("t", "c", 9)
+    world.send_actions("t", "c", [world.item(old, m.ActionSpec(nonce=world.nonce(old), kind="run"))], born=horizon - 1)
+    assert world.owed(old) == "rejected"
     assert not world.state.clients
     new = ActionId("t", "new", 1)
     world.send_actions("t", "new", [world.item(new, m.ActionSpec(nonce=world.nonce(new), kind="run"))], born=horizon)
     assert world.phase(new) is Phase.READY
+    later = ActionId("t", "c", 2)  # the old name again, born anew, while the refusal is still on its way
+    world.send_actions("t", "c", [world.item(later, m.ActionSpec(nonce=world.nonce(later), kind="run"))], born=horizon)
+    world.cancel(later)
+    world.cancel(new)
+    world.rule()
+    assert not world.state.actions
+    assert [client.open for client in world.state.clients.values()] == [0, 0]
 
 
 TICK = m.encode(m.Ticked(epoch=1))
@@ -1023,6 +1084,19 @@ def test_arrival_order_decides_between_equals() -> None:
         ran.append((start.client, start.n))
         worker.answer_all()
     assert ran == [(action.client, action.n) for action in actions]
+
+
+def test_new_sessions_spread_over_hosts_even_within_one_window() -> None:
+    world = led()
+    first, second = world.join(host="h1"), world.join(host="h2")
+    for _ in range(4):
+        world.submit(cpu=WHOLE)
+    world.decide()
+    first.answer_all()  # now h2 has more to do, but no sandbox either
+    for _ in range(2):
+        world.submit(kind="session.open")
+    world.decide()
+    assert (len(first.unread), len(second.unread)) == (1, 2)
 
 
 def test_two_executors_of_one_host_never_get_the_same_core() -> None:

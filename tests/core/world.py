@@ -406,9 +406,7 @@ class World:
 
     def lose(self, worker: Worker, reason: str = "silent") -> None:
         """The leader gives an executor up."""
-        message = m.ExecutorLost(
-            epoch=self.state.epoch, executor=worker.executor, incarnation=worker.incarnation, reason=reason
-        )
+        message = m.ExecutorLost(epoch=self.state.epoch, executor=worker.executor, incarnation=worker.incarnation, reason=reason)
         self.put(subjects.CLOCK, message)
         self._tell(worker.incarnation, message)
 

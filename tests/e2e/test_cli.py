@@ -84,7 +84,9 @@ async def test_streams_apply_twice_changes_nothing(url: str) -> None:
     assert shown["TANGRAM"]["messages"] > 0
 
 
-@pytest.mark.parametrize("arguments", [("status",), ("run", "--", "true"), ("streams", "show"), ("scheduler",), ("executor", "cpu")])
+@pytest.mark.parametrize(
+    "arguments", [("status",), ("run", "--", "true"), ("streams", "show"), ("scheduler",), ("executor", "cpu")]
+)
 async def test_no_broker_is_one_line_and_exit_code_3(arguments: tuple[str, ...], tmp_path: Path) -> None:
     done = await tangram(*arguments, url="nats://user:secret@127.0.0.1:1", home=tmp_path)
     assert done.returncode == 3

@@ -5,6 +5,8 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 import tangram
 from tangram import messages as m
 from tangram.executors.cpu.machine import host_cores
@@ -119,12 +121,8 @@ async def test_a_retry_safe_action_runs_again_elsewhere(tmp_path: Path) -> None:
 async def test_the_same_name_twice_on_one_host_is_refused(tmp_path: Path) -> None:
     async with LocalStack(tmp_path, executors=0) as stack, tangram.Client(stack.url, task="scale") as client:
         await stack.start_executor("--name", "twin")
-        try:
+        with pytest.raises(tangram.TangramError, match="already running"):
             await stack.start_executor("--name", "twin")
-        except tangram.TangramError as error:
-            assert "already running" in str(error)
-        else:
-            raise AssertionError("two processes are one executor")
         assert (await client.run("true")).ok
 
 

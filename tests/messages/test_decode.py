@@ -1,5 +1,5 @@
 """Bytes of the log that are not what their subject promises: nothing but Malformed (or MALFORMED of the plain decoders)
-comes out, and the fold answers a bad request with a typed rejection (reliability.md B1-B5, B9, B13, B35)."""
+comes out, and the fold answers a bad request with a typed rejection."""
 
 import math
 from collections.abc import Callable, Iterator

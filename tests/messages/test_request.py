@@ -1,5 +1,5 @@
 """From what a caller writes to what travels: every mistake is an InvalidRequest that names its field and its rule, before
-anything is sent (reliability.md section 3)."""
+anything is sent."""
 
 from collections.abc import Callable
 from typing import Any
@@ -438,7 +438,7 @@ def test_an_argument_of_the_largest_size_passes() -> None:
 
 @pytest.mark.parametrize("character", ["a", "é", "€", "\U0001f600"], ids=["1-byte", "2-bytes", "3-bytes", "4-bytes"])
 def test_an_argument_is_measured_in_bytes(character: str) -> None:
-    """Linux counts bytes, and what is too long for it looks like a program that failed (B26)."""
+    """Linux counts bytes, and what is too long for it looks like a program that failed."""
     count = limits.ARGUMENT_BYTES_MAX // len(character.encode()) + 1
     with pytest.raises(InvalidRequest) as caught:
         wire(payload=m.Run(argv=("a", character * count)))

@@ -1,4 +1,4 @@
-"""Nothing but a token reaches a subject, and every stored subject can be taken apart again (reliability.md B11, B14-B19)."""
+"""Nothing but a token reaches a subject, and every stored subject can be taken apart again."""
 
 import re
 import string

@@ -1,0 +1,43 @@
+"""Which ids of a client were seen, so that what is sent twice runs once. Called by the fold of submissions and cancels."""
+
+from tangram import limits
+from tangram import messages as m
+from tangram.scheduler.state import Client, State
+
+
+def client_of(state: State, task: str, message: m.ActionsSubmitted | m.CancelsRequested) -> Client | None:
+    """The client's entry, made if it is new; None if it is so old that its ids may have been forgotten."""
+    key = (task, message.client)
+    client = state.clients.get(key)
+    if client is None:
+        if message.born < state.client_horizon_seq:
+            return None
+        client = state.clients[key] = Client()
+    if message.done_below > client.done_below:
+        client.done_below = message.done_below
+        client.cancelled_early = {n for n in client.cancelled_early if n >= message.done_below}
+        if message.done_below > client.contiguous:
+            client.contiguous = message.done_below
+            client.sparse = {n for n in client.sparse if n >= message.done_below}
+            _close_gap(client)
+    if not client.open:
+        state.timers.set(("client", key), state.now_ns + limits.CLIENT_TTL_NS)
+    return client
+
+
+def see(client: Client, n: int) -> None:
+    if n == client.contiguous:
+        client.contiguous += 1
+        _close_gap(client)
+    else:
+        client.sparse.add(n)
+
+
+def _close_gap(client: Client) -> None:
+    while client.contiguous in client.sparse:
+        client.sparse.remove(client.contiguous)
+        client.contiguous += 1
+
+
+def has_seen(client: Client, n: int) -> bool:
+    return n < client.contiguous or n in client.sparse
