@@ -121,6 +121,14 @@ class ExecutorCore:
             return [Abandon(message.reason or "lost")]
         return []
 
+    def joined(self, message: m.ExecutorJoined) -> list[Instruction]:
+        """A join under our name: if it is not ours, we are replaced from there on, and what follows in the log is void."""
+        if message.incarnation == self.incarnation or self.lost:
+            return []
+        self.lost = True
+        self.held.clear()
+        return [Abandon(f"replaced by {message.incarnation}")]
+
     def _item(self, number: int, item: m.Item) -> list[Instruction]:
         match item:
             case m.Start():

@@ -213,6 +213,8 @@ class _Life:
             return self.core.decisions(message)
         if isinstance(message, m.Ticked | m.ExecutorLost | m.Settings):
             return self.core.clock(message)
+        if isinstance(message, m.ExecutorJoined):
+            return self.core.joined(message)
         return []
 
     async def _beat(self) -> None:

@@ -1,6 +1,5 @@
 """Answers clients that ask for their ids: after a reconnect, at a gap, when something is overdue."""
 
-
 from tangram import limits, subjects
 from tangram import messages as m
 from tangram.broker import Broker, read_log
@@ -37,9 +36,7 @@ async def _completions(
     total = 0
     seq = from_seq
     while seq <= through_seq:
-        messages = await read_log(
-            broker, subjects.STREAM, seq, subject=subject, batch=64, max_bytes=limits.ENVELOPE_BYTES_MAX
-        )
+        messages = await read_log(broker, subjects.STREAM, seq, subject=subject, batch=64, max_bytes=limits.ENVELOPE_BYTES_MAX)
         for message in messages:
             if message.seq > through_seq:
                 return found, through_seq

@@ -89,9 +89,7 @@ def _losses(state: State) -> list[Outgoing]:
     ]
 
 
-def _decisions(
-    state: State, window: Window, items: dict[str, list[m.Item]], sizes: dict[str, list[int]]
-) -> list[Outgoing]:
+def _decisions(state: State, window: Window, items: dict[str, list[m.Item]], sizes: dict[str, list[int]]) -> list[Outgoing]:
     chunks: list[tuple[Incarnation, int, list[m.Item]]] = []
     for incarnation, of_incarnation in items.items():
         holder = state.incarnations[incarnation]
@@ -104,6 +102,7 @@ def _decisions(
                 number, start, total = number + 1, index, 0
             total += size
         chunks.append((holder, number, of_incarnation[start:]))
+    chunks += [(state.incarnations[incarnation], number, []) for incarnation, number in state.owed.fillers]
     note = m.WindowNote(policy=window.policy, count=len(chunks), fallback=window.fallback)
     return [
         Outgoing(

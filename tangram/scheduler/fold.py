@@ -11,7 +11,7 @@ from typing import NamedTuple
 from tangram import limits
 from tangram import messages as m
 from tangram.outcomes import Outcome
-from tangram.scheduler import fold_actions, fold_executors
+from tangram.scheduler import fold_actions, fold_executors, fold_grants, fold_submissions
 from tangram.scheduler.fold_actions import owe, owe_cancel
 from tangram.scheduler.policies import POLICIES
 from tangram.scheduler.state import ActionId, GrantKey, Phase, SessionPhase, State
@@ -90,13 +90,13 @@ def _advance_time(state: State, stamp_ns: int) -> None:
 def _apply(state: State, address: Address, message: m.LogMessage) -> None:
     match message:
         case m.ActionsSubmitted():
-            fold_actions.submitted(state, address.first, address.second, message)
+            fold_submissions.submitted(state, address.first, address.second, message)
         case m.DecisionsMade():
             _decisions(state, address.second, message)
         case m.ActionsFinished():
             _finished(state, address, message)
         case m.CancelsRequested():
-            fold_actions.cancel_requested(state, address.first, message)
+            fold_submissions.cancel_requested(state, address.first, message)
         case m.Ticked():
             pass
         case m.ExecutorLost():
@@ -137,11 +137,15 @@ def _decisions(state: State, executor: str, message: m.DecisionsMade) -> None:
     if holder is None or not holder.live or holder.executor != executor:
         state.story.append(f"void {message.incarnation} {message.number}")
         return
-    holder.next_number = message.number + 1
+    missed = min(message.number - holder.next_number, limits.ENVELOPE_ITEMS_MAX)
+    for number in range(holder.next_number, holder.next_number + missed):
+        state.owed.fillers[(holder.id, number)] = None
+    state.owed.fillers.pop((holder.id, message.number), None)
+    holder.next_number = max(holder.next_number, message.number + 1)
     for item in message.items:
         match item:
             case m.Start():
-                fold_actions.started(state, holder, message.number, item)
+                fold_grants.started(state, holder, message.number, item)
             case m.Cancel():
                 key = GrantKey(ActionId(item.task, item.client, item.n), item.attempt)
                 state.owed.cancels.pop((holder.id, key), None)
@@ -171,7 +175,7 @@ def _finished(state: State, address: Address, message: m.ActionsFinished) -> Non
                 raise NewerVersion(f"sequence {state.seq}: {error}") from None
             state.story.append(f"malformed result {n}")
             continue
-        fold_actions.completed(state, holder, ActionId(address.first, address.second, n), result)
+        fold_grants.completed(state, holder, ActionId(address.first, address.second, n), result)
 
 
 def _lost(state: State, message: m.ExecutorLost) -> None:

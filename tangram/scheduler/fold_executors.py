@@ -6,7 +6,8 @@ from tangram import limits
 from tangram import messages as m
 from tangram.outcomes import Outcome
 from tangram.scheduler.cores import CorePool, mask_of
-from tangram.scheduler.fold_actions import again, end_session, owe, release, returned, session_ended, units_back
+from tangram.scheduler.fold_actions import end_session, owe, release
+from tangram.scheduler.fold_grants import again, returned, session_ended, units_back
 from tangram.scheduler.state import ActionId, Host, HostKey, Incarnation, Phase, State
 
 _PAST_MAX: Final = 10_000
@@ -97,6 +98,8 @@ def lose(state: State, holder: Incarnation, reason: str) -> None:
         del owed.cancels[cancel]
     for end in [e for e in owed.ends if e[0] == holder.id]:
         del owed.ends[end]
+    for filler in [f for f in owed.fillers if f[0] == holder.id]:
+        del owed.fillers[filler]
     for grant in list(holder.grants.values()):
         action = state.actions.get(grant.key.action)
         if action is None or action.phase is not Phase.DECIDED or action.attempt != grant.key.attempt:

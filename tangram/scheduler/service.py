@@ -202,7 +202,8 @@ class SchedulerService:
                     self.broker,
                     subjects.STREAM,
                     subjects.consumer(incarnation),
-                    filter_subjects=[subjects.decisions_of(executor), subjects.CLOCK],
+                    # Its own subject too: there it sees, in the log's order, when it is replaced.
+                    filter_subjects=[subjects.decisions_of(executor), subjects.executors(executor), subjects.CLOCK],
                     start_seq=joined_seq,
                     ack_wait_s=limits.ACK_WAIT_S,
                     max_ack_pending=limits.CONSUMER_ACK_PENDING_MAX,

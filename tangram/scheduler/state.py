@@ -178,11 +178,13 @@ class Owed:
     cancels: dict[tuple[str, GrantKey], None] = field(default_factory=dict)
     ends: dict[tuple[str, ActionId], str] = field(default_factory=dict)
     dismissals: dict[str, str] = field(default_factory=dict)
+    fillers: dict[tuple[str, int], None] = field(default_factory=dict)
+    """(incarnation, number) of messages that a leader gave up on while a later one was stored: its executor waits for them."""
     losses: dict[str, tuple[str, str]] = field(default_factory=dict)
     """incarnation -> (executor, reason): tells a process that is still there that it was replaced."""
 
     def __bool__(self) -> bool:
-        return bool(self.rulings or self.cancels or self.ends or self.dismissals or self.losses)
+        return bool(self.rulings or self.cancels or self.ends or self.dismissals or self.fillers or self.losses)
 
 
 @dataclass(slots=True)

@@ -82,12 +82,10 @@ class _Pass:
         self.rooms: dict[HostKey, _Room] = {}
         self.decisions: list[Decision] = []
         self.elastic: list[tuple[int, _Room, Demand]] = []
-        self.takers: dict[str, int] = {}
+        self.takers: dict[str, list[Incarnation]] = {}
         self.waiting: dict[tuple[object, ...], bool] = {}
         """What `_try` returned for one-shot actions that wait; one that asks for the same cannot have it either."""
-        self.prior = Hint(
-            duration_us=setting(state, "prior_duration_us"), parallel_ppm=setting(state, "prior_parallel_ppm")
-        )
+        self.prior = Hint(duration_us=setting(state, "prior_duration_us"), parallel_ppm=setting(state, "prior_parallel_ppm"))
 
     # --- step 1 ---
 
@@ -115,53 +113,66 @@ class _Pass:
         cost = charge(self.state, action)
         session = action.session
         if session is not None:
-            holder = self.state.incarnations[session.incarnation]
-            if not self._could_fit(self.state.hosts[holder.host], holder, cost):
+            bound = self.state.incarnations[session.incarnation]
+            if not self._could_fit(self.state.hosts[bound.host], bound, cost):
                 return True
-            if self._fits(self._room(holder.host), holder, cost):
-                self._start(action, holder, cost)
+            if self._fits(self._room(bound.host), bound, cost):
+                self._start(action, bound, cost)
                 return True
-            self._hold_back(self._room(holder.host), holder, cost)
+            self._hold_back(self._room(bound.host), bound, cost)
             return False
-        alike = (action.key, action.avoid, *((name, demand.low) for name, demand in cost.items()))
+        alike = (action.key, action.avoid, *((name, demand.low) for name, demand in cost.items())) if self.waiting else ()
         if alike in self.waiting:
             return self.waiting[alike]
-        holders = self._holders(action, cost)
-        best: tuple[tuple[int, ...], Incarnation] | None = None
-        for rank, holder in enumerate(holders):
+        takers = self._takers(action.key)
+        holder = self._choose(action, cost, self._preferred(action, cost, takers) if action.avoid else takers)
+        if holder is not None:
+            self._start(action, holder, cost)
+            return True
+        return self._wait(action, cost, takers)
+
+    def _choose(self, action: Action, cost: dict[str, Demand], holders: list[Incarnation]) -> Incarnation | None:
+        """The best of those that have room now; the earlier one between equals."""
+        best: tuple[int, ...] | None = None
+        chosen: Incarnation | None = None
+        for holder in holders:
             room = self._room(holder.host)
             if self._fits(room, holder, cost):
-                score = (*self._score(action, room, holder), rank)
-                if best is None or score < best[0]:
-                    best = (score, holder)
-        if best is not None:
-            self._start(action, best[1], cost)
-            return True
+                if len(holders) == 1:
+                    return holder
+                score = self._score(action, room, holder)
+                if best is None or score < best:
+                    best, chosen = score, holder
+        return chosen
+
+    def _wait(self, action: Action, cost: dict[str, Demand], takers: list[Incarnation]) -> bool:
+        """Holds back what a one-shot action waits for, on the hosts that could ever have it."""
+        holders = [holder for holder in takers if self._could_fit(self.state.hosts[holder.host], holder, cost)]
+        holders = self._preferred(action, cost, holders) if action.avoid else holders
         kept: set[HostKey] = set()  # only asked for membership
         for holder in holders:
             self._hold_back(self._room(holder.host), holder, cost, keep=holder.host not in kept)
             kept.add(holder.host)
-        self.waiting[alike] = len(holders) < self._takers(action.key)
+        alike = (action.key, action.avoid, *((name, demand.low) for name, demand in cost.items()))
+        self.waiting[alike] = len(holders) < len(takers)
         return self.waiting[alike]
 
-    def _takers(self, key: str) -> int:
-        """How many incarnations take new actions of this kind."""
-        count = self.takers.get(key)
-        if count is None:
+    def _takers(self, key: str) -> list[Incarnation]:
+        """Incarnations that take new actions of this kind, each host's in the order they joined."""
+        found = self.takers.get(key)
+        if found is None:
             live = (holder for host in self.state.hosts.values() for holder in host.live)
-            count = self.takers[key] = sum(holder.key == key and not holder.draining for holder in live)
-        return count
+            found = self.takers[key] = [holder for holder in live if holder.key == key and not holder.draining]
+        return found
 
-    def _holders(self, action: Action, cost: dict[str, Demand]) -> list[Incarnation]:
-        """Live incarnations that could ever run it, each host's in the order they joined; hosts that lost it, last resort."""
-        found = [
+    def _preferred(self, action: Action, cost: dict[str, Demand], holders: list[Incarnation]) -> list[Incarnation]:
+        """Without the hosts that lost an attempt, as long as there is another that could ever run it."""
+        fresh = [
             holder
-            for host in self.state.hosts.values()
-            for holder in host.live
-            if holder.key == action.key and not holder.draining and self._could_fit(host, holder, cost)
+            for holder in holders
+            if holder.host not in action.avoid and self._could_fit(self.state.hosts[holder.host], holder, cost)
         ]
-        fresh = [holder for holder in found if holder.host not in action.avoid]
-        return fresh or found
+        return fresh or holders
 
     @staticmethod
     def _could_fit(host: Host, holder: Incarnation, cost: dict[str, Demand]) -> bool:

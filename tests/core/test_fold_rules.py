@@ -1,6 +1,7 @@
 """One example for each rule of the log, small enough to read. `World` is the log, the leader, the hosts and the clients."""
 
 import pytest
+from msgspec.structs import replace
 
 from tangram import limits, subjects
 from tangram import messages as m
@@ -1308,6 +1309,22 @@ def test_a_window_that_does_not_fit_one_message_goes_out_in_several_with_rising_
     assert [world.outcome(ActionId("t", "c", n)) for n in range(1, 6)] == ["ok"] * 5
 
 
+def test_messages_of_a_window_that_were_stored_in_another_order_are_followed_by_a_new_number() -> None:
+    world = led()
+    worker = world.join()
+    for n in range(1, 4):
+        action = ActionId("t", "c", n)
+        item = world.item(action, m.ActionSpec(nonce=world.nonce(action), kind="run"))
+        world.send_actions("t", "c", [item._replace(payload=m.encode(m.Run(argv=("cat",), stdin=bytes(300_000))))])
+    world.plan()
+    world.in_flight.rotate(-1)
+    world.deliver()
+    last = world.submit()
+    world.decide()
+    worker.finish(last)
+    assert world.outcome(last) == "ok"
+
+
 def test_many_rulings_go_out_in_several_messages() -> None:
     world = led()
     actions = [world.submit(deadline_ms=0) for _ in range(limits.ENVELOPE_ITEMS_MAX + 1)]
@@ -1324,3 +1341,27 @@ def test_an_open_session_shows_as_open_and_belongs_to_its_incarnation() -> None:
     session = open_session(world, worker)
     found = world.state.sessions[session]
     assert (found.phase, found.incarnation) == (SessionPhase.OPEN, worker.incarnation)
+
+
+# --- numbers that a leader gave up on ------------------------------------------------------------------------------------
+
+
+def test_a_number_that_was_never_stored_is_filled_so_that_the_executor_goes_on() -> None:
+    """A leader gave up on message 1 while message 2 was stored: the executor waits for 1 before it looks at 2."""
+    world = led()
+    worker = world.join()
+    action = world.submit(cpu=WHOLE)
+    world.plan()
+    ((subject, message),) = world.in_flight
+    assert isinstance(message, m.DecisionsMade)
+    world.in_flight.clear()
+    world.put(subject, replace(message, number=2))
+    assert world.phase(action) is Phase.DECIDED
+    assert list(world.state.owed.fillers) == [(worker.incarnation, 1)]
+    world.plan()
+    ((_, filler),) = world.in_flight
+    assert isinstance(filler, m.DecisionsMade)
+    assert (filler.number, filler.items) == (1, [])
+    world.deliver()
+    assert not world.state.owed.fillers
+    assert world.state.incarnations[worker.incarnation].next_number == 3

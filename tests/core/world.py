@@ -83,6 +83,8 @@ class Worker:
     draining: bool = False
     k: int = 0
     next_number: int = 1
+    held: dict[int, m.DecisionsMade] = field(default_factory=dict)
+    """Messages that came before one with a lower number."""
     running: dict[GrantKey, Running] = field(default_factory=dict)
     sandboxes: dict[ActionId, m.Start] = field(default_factory=dict)
     """Session -> what made it, which says what it holds."""
@@ -148,10 +150,13 @@ class Worker:
                 self.die()
                 return
             assert isinstance(message, m.DecisionsMade)
-            assert message.number == self.next_number, f"{self.incarnation}: {message.number}, expected {self.next_number}"
-            self.next_number += 1
-            for item in message.items:
-                self._item(message.number, item)
+            new = message.number >= self.next_number and message.number not in self.held
+            assert new, f"{self.incarnation}: a second message {message.number}, which it would drop"
+            self.held[message.number] = message
+            while (following := self.held.pop(self.next_number, None)) is not None:
+                self.next_number += 1
+                for item in following.items:
+                    self._item(following.number, item)
 
     def _item(self, number: int, item: m.Item) -> None:
         match item:

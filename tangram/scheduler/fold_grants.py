@@ -1,0 +1,158 @@
+"""Grants: what an attempt holds from its decision to its executor's answer. Called by `fold.step` alone."""
+
+from typing import Final
+
+from tangram import limits
+from tangram import messages as m
+from tangram.outcomes import Outcome
+from tangram.scheduler.fold_actions import (
+    advance,
+    dequeue,
+    end_session,
+    enqueue,
+    finish,
+    move,
+    owe,
+    owe_cancel,
+    release,
+)
+from tangram.scheduler.state import Action, ActionId, Grant, GrantKey, Incarnation, Phase, Session, SessionPhase, State
+
+_REFUSALS_MAX: Final = 20
+
+
+def started(state: State, holder: Incarnation, number: int, start: m.Start) -> None:
+    """Applies a decision as written. If it was overtaken, its cancel is owed and its units return with the answer."""
+    action_id = ActionId(start.task, start.client, start.n)
+    key = GrantKey(action_id, start.attempt)
+    grant = Grant(key, holder.id, holder.host, start.amounts, start.cores, number, opens=start.kind == "session.open")
+    holder.grants[key] = grant
+    host = state.hosts[holder.host]
+    for name, amount in start.amounts.items():
+        if name == "cpu":
+            host.pool.take(start.cores, amount)
+        else:
+            host.used[name] = host.used.get(name, 0) + amount
+    state.owed.dismissals.pop(holder.id, None)
+    state.story.append(f"granted {action_id}#{start.attempt} {holder.id} {start.cores}")
+    action = state.actions.get(action_id)
+    if action is None or action.phase is not Phase.READY or action.attempt != start.attempt:
+        owe_cancel(state, holder.id, key)
+        if action is not None and action.attempt == start.attempt:
+            action.incarnation = holder.id
+        if start.session:
+            _occupy(state, grant, state.sessions.get(ActionId(start.task, start.client, start.session)))
+        return
+    grant.session = action.session
+    dequeue(state, action)
+    state.timers.cancel(("deadline", action_id))
+    move(action, Phase.DECIDED)
+    action.incarnation = holder.id
+    startup_ms = limits.STARTUP_MS_MAX if action.opens is not None else 0
+    allowed_ms = action.spec.timeout_ms + startup_ms + limits.KILL_BUDGET_MS + limits.BACKSTOP_GRACE_MS
+    state.timers.set(("backstop", action_id), state.now_ns + allowed_ms * 1_000_000)
+
+
+def _occupy(state: State, grant: Grant, session: Session | None) -> None:
+    """An overtaken attempt may run, and has its session to itself: what was next waits again until its units are back."""
+    if session is None or session.phase is not SessionPhase.OPEN:
+        return
+    following = state.actions.get(session.current) if session.current is not None else None
+    if following is not None and following.phase is Phase.READY:
+        dequeue(state, following)
+        move(following, Phase.WAITING)
+        session.waiting.appendleft(following)
+    state.timers.cancel(("idle", session.id))
+    session.current = grant.key.action
+    grant.session = session
+
+
+def completed(state: State, holder: Incarnation | None, action_id: ActionId, result: m.Result) -> None:
+    """One item of ActionsFinished: the answer of the incarnation that had the attempt, and the outcome if it is the first
+    with the right nonce, whoever wrote it. The sandbox of a successful session.open keeps what was granted."""
+    action = state.actions.get(action_id)
+    accepted = action is not None and action.spec.nonce == result.nonce
+    grant = holder.grants.get(GrantKey(action_id, result.attempt)) if holder is not None else None
+    if holder is not None and grant is not None and not grant.holds_session:
+        if grant.opens and result.outcome is Outcome.OK:
+            grant.holds_session = True
+            state.owed.cancels.pop((holder.id, grant.key), None)
+            opens = action.opens if action is not None and accepted else None
+            if not holder.live:
+                pass  # its sandbox is there until somebody finds it dead
+            elif opens is not None and opens.phase is SessionPhase.OPENING:
+                _opened(state, opens, grant, holder)
+            else:  # nobody wants this sandbox any more
+                state.owed.ends[(holder.id, action_id)] = "its opening had ended otherwise"
+        else:
+            release(state, grant)
+    if action is not None and accepted:
+        finish(state, action, result)
+    elif grant is not None:
+        units_back(state, grant)
+    if action is not None and not accepted:
+        state.story.append(f"wrong nonce {action_id}")
+
+
+def _opened(state: State, session: Session, grant: Grant, holder: Incarnation) -> None:
+    session.phase = SessionPhase.OPEN
+    session.incarnation, session.host, session.grant = holder.id, holder.host, grant.key
+    session.cores = grant.cores
+    holder.sessions[session.id] = session
+    state.hosts[holder.host].sessions += 1
+    state.story.append(f"session opened {session.id} {holder.id}")
+    advance(state, session)
+
+
+def units_back(state: State, grant: Grant) -> None:
+    """The units of an attempt whose action had its outcome before: its session can go on now."""
+    session = grant.session
+    if session is not None and session.current == grant.key.action:
+        action = state.actions.get(grant.key.action)
+        if action is None or action.phase is Phase.OWED:
+            session.current = None
+            advance(state, session)
+
+
+def session_ended(state: State, holder: Incarnation, session_id: ActionId) -> None:
+    """An executor says that a sandbox is gone."""
+    state.owed.ends.pop((holder.id, session_id), None)
+    session = state.sessions.get(session_id)
+    if session is not None and session.incarnation == holder.id:
+        end_session(state, session)
+    for attempt in range(1, limits.ATTEMPTS_MAX + 1):  # a sandbox that no session owned
+        grant = holder.grants.get(GrantKey(session_id, attempt))
+        if grant is not None and grant.holds_session:
+            release(state, grant)
+
+
+def returned(state: State, holder: Incarnation, item: m.Returned) -> None:
+    """A start that was never begun is decided again, with its attempt unused, a bounded number of times."""
+    action_id = ActionId(item.task, item.client, item.n)
+    key = GrantKey(action_id, item.attempt)
+    grant = holder.grants.get(key)
+    if grant is None or grant.number != item.number or grant.holds_session:
+        return
+    action = state.actions.get(action_id)
+    current = action is not None and action.phase is Phase.DECIDED and action.attempt == item.attempt
+    release(state, grant)
+    units_back(state, grant)
+    if action is None or not current:
+        return
+    state.timers.cancel(("backstop", action_id))
+    action.refusals += 1
+    if action.cancelled:
+        owe(state, action, Outcome.CANCELLED)
+    elif action.session is not None and action.session.phase >= SessionPhase.ENDING:
+        owe(state, action, Outcome.ENVIRONMENT_LOST, detail="the session ended before the action started")
+    elif action.refusals >= _REFUSALS_MAX:
+        owe(state, action, Outcome.ERROR, "internal", f"refused {action.refusals} times, last: {item.reason}")
+    else:
+        again(state, action)
+
+
+def again(state: State, action: Action) -> None:
+    """Puts a decided action back into its queue."""
+    action.incarnation = ""
+    state.timers.set(("deadline", action.id), action.submitted_ns + action.spec.deadline_ms * 1_000_000)
+    enqueue(state, action)

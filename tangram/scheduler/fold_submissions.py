@@ -1,0 +1,135 @@
+"""Submissions and cancels, as the log brings them. Called by `fold.step` alone."""
+
+from typing import Final
+
+from tangram import limits
+from tangram import messages as m
+from tangram.outcomes import Outcome, RejectReason
+from tangram.rules import broken_rule
+from tangram.scheduler.fold_actions import advance, cancel, enqueue, move, owe
+from tangram.scheduler.fold_clients import client_of, has_seen, see
+from tangram.scheduler.policies import charge
+from tangram.scheduler.state import Action, ActionId, Client, Phase, Session, SessionPhase, State
+
+_NO_NONCE: Final = bytes(limits.NONCE_BYTES)
+
+
+def submitted(state: State, key: str, task: str, message: m.ActionsSubmitted) -> None:
+    client = client_of(state, task, message)
+    for index, n in enumerate(message.ids):
+        action_id = ActionId(task, message.client, n)
+        if action_id in state.actions:  # seen, or refused without being seen and its ruling is on its way
+            state.story.append(f"duplicate {action_id}")
+            continue
+        if client is not None:
+            if n < client.done_below or has_seen(client, n):
+                state.story.append(f"duplicate {action_id}")
+                continue
+            if n - client.done_below >= limits.CLIENT_SEEN_WIDTH_MAX:
+                _refuse(state, action_id, (state.seq, index), key, RejectReason.OVER_LIMIT, "too many ids above done_below")
+                continue
+            see(client, n)
+        _submit(state, key, action_id, client, message, index)
+
+
+def _refuse(state: State, action_id: ActionId, order: tuple[int, int], key: str, reason: RejectReason, detail: str) -> None:
+    """An action that exists only until its rejection is in the log."""
+    spec = m.ActionSpec(nonce=_NO_NONCE, kind="invalid")
+    action = Action(id=action_id, order=order, key=key, spec=spec, payload_bytes=0, submitted_ns=state.now_ns)
+    state.actions[action_id] = action
+    client = state.clients.get(action_id[:2])
+    if client is not None:
+        client.open += 1
+    owe(state, action, Outcome.REJECTED, reason, detail)
+
+
+def _submit(state: State, key: str, action_id: ActionId, client: Client | None, message: m.ActionsSubmitted, index: int) -> None:
+    order = (state.seq, index)
+    if client is None:
+        _refuse(state, action_id, order, key, RejectReason.INVALID, "born: the client is older than what is remembered")
+        return
+    try:
+        spec = m.decode_spec(message.specs[index])
+        payload = m.decode_payload(message.payloads[index]) if not spec.payload_blob else None
+    except m.MALFORMED as error:
+        _refuse(state, action_id, order, key, RejectReason.INVALID, str(error))
+        return
+    action = Action(
+        id=action_id,
+        order=order,
+        key=key,
+        spec=spec,
+        payload_bytes=len(message.payloads[index]),
+        submitted_ns=state.now_ns,
+    )
+    if spec.kind == "session.open":
+        action.opens = Session(id=action_id, idle_ttl_ns=spec.idle_ttl_ms * 1_000_000)
+    state.actions[action_id] = action
+    client.open += 1
+    if client.open == 1:
+        state.timers.cancel(("client", action_id[:2]))
+    state.story.append(f"submitted {action_id}")
+    wrong = broken_rule(key, spec, payload)
+    if action.opens is not None and not action_id.n:
+        wrong = "id: 0 stands for no session, so it cannot open one"
+    if wrong:
+        owe(state, action, Outcome.REJECTED, RejectReason.INVALID, wrong)
+    elif action_id.n in client.cancelled_early:
+        client.cancelled_early.discard(action_id.n)
+        owe(state, action, Outcome.CANCELLED)
+    elif too_big := never_fits(state, action):
+        owe(state, action, Outcome.REJECTED, RejectReason.NEVER_FITS, too_big)
+    elif spec.deadline_ms == 0:
+        owe(state, action, Outcome.EXPIRED)
+    else:
+        state.timers.set(("deadline", action_id), state.now_ns + spec.deadline_ms * 1_000_000)
+        _place(state, action)
+
+
+def _place(state: State, action: Action) -> None:
+    """Puts a valid new action where it waits: its session, or a queue."""
+    if action.spec.session:
+        session = state.sessions.get(ActionId(action.id.task, action.id.client, action.spec.session))
+        if session is None or session.phase >= SessionPhase.ENDING:
+            owe(state, action, Outcome.ENVIRONMENT_LOST, detail="there is no such session (any more)")
+            return
+        action.session = session
+        move(action, Phase.WAITING)
+        session.waiting.append(action)
+        advance(state, session)
+        return
+    if action.opens is not None:
+        state.sessions[action.id] = action.opens
+    enqueue(state, action)
+
+
+def never_fits(state: State, action: Action) -> str:
+    """Why no live host could ever hold this action's minimum, or "". Without any live host there is nothing to compare."""
+    hosts = [host for host in state.hosts.values() if any(i.key == action.key for i in host.live)]
+    cost = charge(state, action)
+    if not hosts or not cost:
+        return ""
+    largest: dict[str, int] = {}
+    for host in hosts:
+        sizes = {**host.capacity, "cpu": host.pool.all.bit_count() * 1000}
+        if all(sizes.get(name, 0) >= demand.low for name, demand in cost.items()):
+            return ""
+        for name in cost:
+            largest[name] = max(largest.get(name, 0), sizes.get(name, 0))
+    return "at most " + ", ".join(f"{name} {amount}" for name, amount in sorted(largest.items())) + " on one host"
+
+
+def cancel_requested(state: State, task: str, message: m.CancelsRequested) -> None:
+    client = client_of(state, task, message)
+    if client is None:
+        return
+    for n in message.ids:
+        action_id = ActionId(task, message.client, n)
+        action = state.actions.get(action_id)
+        if action is not None:
+            cancel(state, action)
+        elif n >= client.done_below and not has_seen(client, n):
+            if n - client.done_below < limits.CLIENT_SEEN_WIDTH_MAX:
+                client.cancelled_early.add(n)
+        else:
+            state.story.append(f"cancel of finished {action_id}")

@@ -1,0 +1,113 @@
+"""What a client knows of its open actions, whatever arrives in whatever order."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from tangram import messages as m
+from tangram.outcomes import Outcome
+from tangram.producers import request
+from tangram.producers.pending import Ledger, Pending
+
+NONCE = b"12345678"
+SPEC = m.ActionSpec(nonce=NONCE, kind="noop")
+WIRE = request.wire("cpu", SPEC, m.Noop())
+
+
+@dataclass
+class Waiter:
+    results: list[m.Result] = field(default_factory=list)
+
+    def settle(self, result: m.Result, output: m.Output, executor: str) -> None:
+        self.results.append(result)
+
+    def fail(self, error: Exception) -> None:
+        raise error
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    return Ledger()
+
+
+def add(ledger: Ledger, *, stored_seq: int = 1) -> tuple[int, Waiter]:
+    waiter = Waiter()
+    pending = Pending(ledger.next_n, WIRE, waiter, asked_s=0.0, patience_s=5.0, stored_seq=stored_seq)
+    ledger.add(pending)
+    return pending.n, waiter
+
+
+def finished(*ids: int, nonce: bytes = NONCE, outcome: Outcome = Outcome.OK) -> bytes:
+    result = m.encode(m.Result(nonce=nonce, outcome=outcome))
+    return m.encode(m.ActionsFinished(ids=list(ids), results=[result] * len(ids), outputs=[b""] * len(ids)))
+
+
+def test_the_first_outcome_settles_and_the_second_changes_nothing(ledger: Ledger) -> None:
+    n, waiter = add(ledger)
+    ledger.live(5, 0, finished(n))
+    ledger.live(6, 5, finished(n, outcome=Outcome.LOST))
+    assert [result.outcome for result in waiter.results] == [Outcome.OK]
+    assert not ledger.open
+
+
+def test_an_outcome_without_the_nonce_is_ignored(ledger: Ledger) -> None:
+    n, waiter = add(ledger)
+    ledger.live(5, 0, finished(n, nonce=b"notmynon"))
+    assert waiter.results == []
+    assert n in ledger.open
+
+
+def test_a_rejection_of_what_could_not_be_read_has_no_nonce(ledger: Ledger) -> None:
+    n, waiter = add(ledger)
+    ledger.take(finished(n, nonce=bytes(8), outcome=Outcome.OK))
+    assert waiter.results == []
+    ledger.take(finished(n, nonce=bytes(8), outcome=Outcome.REJECTED))
+    assert [result.outcome for result in waiter.results] == [Outcome.REJECTED]
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", finished(1)[:-3], m.encode(m.Ticked(epoch=1))])
+def test_bad_bytes_settle_nothing(ledger: Ledger, data: bytes) -> None:
+    add(ledger)
+    ledger.take(data)
+    assert list(ledger.open) == [1]
+
+
+def test_done_below_follows_the_oldest_open_action(ledger: Ledger) -> None:
+    first, _ = add(ledger)
+    second, _ = add(ledger)
+    assert ledger.done_below == first
+    ledger.take(finished(second))
+    assert ledger.done_below == first
+    ledger.take(finished(first))
+    assert ledger.done_below == ledger.next_n == 3
+
+
+def test_a_missed_completion_makes_everything_doubtful(ledger: Ledger) -> None:
+    ledger.read_seq = 10
+    first, _ = add(ledger)
+    second, _ = add(ledger, stored_seq=0)
+    third, _ = add(ledger)
+    ledger.live(20, 10, finished(third))
+    assert not ledger.behind
+    ledger.live(40, 30, finished(99))  # 30 was never seen
+    assert ledger.behind
+    assert ledger.doubtful(0.0) == [first, second]
+
+
+def test_patience_is_for_stored_actions_and_grows_while_they_are_open(ledger: Ledger) -> None:
+    stored, _ = add(ledger)
+    add(ledger, stored_seq=0)
+    assert ledger.doubtful(4.9) == []
+    assert ledger.doubtful(5.0) == [stored]
+    assert ledger.answered([stored], m.Answer(through_seq=9, open=[stored]), 5.0, 60.0) == []
+    assert ledger.doubtful(14.9) == []
+    assert ledger.doubtful(15.0) == [stored]
+
+
+def test_an_answer_settles_what_it_brings_and_names_what_to_send_again(ledger: Ledger) -> None:
+    ended, waiter = add(ledger)
+    lost, _ = add(ledger)
+    on_its_way, _ = add(ledger, stored_seq=0)
+    answer = m.Answer(through_seq=9, unseen=[lost, on_its_way], completions=[(8, finished(ended))])
+    assert ledger.answered([ended, lost, on_its_way], answer, 0.0, 60.0) == [lost]
+    assert [result.outcome for result in waiter.results] == [Outcome.OK]
