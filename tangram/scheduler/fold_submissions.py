@@ -6,10 +6,11 @@ from tangram import limits
 from tangram import messages as m
 from tangram.outcomes import Outcome, RejectReason
 from tangram.rules import broken_rule
+from tangram.scheduler.cores import MILLI
 from tangram.scheduler.fold_actions import advance, cancel, enqueue, move, owe
 from tangram.scheduler.fold_clients import client_of, has_seen, see
 from tangram.scheduler.policies import charge
-from tangram.scheduler.state import Action, ActionId, Client, Phase, Session, SessionPhase, State
+from tangram.scheduler.state import Action, ActionId, Client, Host, Phase, Session, SessionPhase, State
 
 _NO_NONCE: Final = bytes(limits.NONCE_BYTES)
 
@@ -105,18 +106,19 @@ def _place(state: State, action: Action) -> None:
 
 def never_fits(state: State, action: Action) -> str:
     """Why no live host could ever hold this action's minimum, or "". Without any live host there is nothing to compare."""
-    hosts = [host for host in state.hosts.values() if any(i.key == action.key for i in host.live)]
     cost = charge(state, action)
+    hosts = [host for host in state.hosts.values() if any(holder.key == action.key for holder in host.live)]
+    for host in hosts:
+        if all(_size(host, name) >= demand.low for name, demand in cost.items()):
+            return ""
     if not hosts or not cost:
         return ""
-    largest: dict[str, int] = {}
-    for host in hosts:
-        sizes = {**host.capacity, "cpu": host.pool.all.bit_count() * 1000}
-        if all(sizes.get(name, 0) >= demand.low for name, demand in cost.items()):
-            return ""
-        for name in cost:
-            largest[name] = max(largest.get(name, 0), sizes.get(name, 0))
+    largest = {name: max(_size(host, name) for host in hosts) for name in cost}
     return "at most " + ", ".join(f"{name} {amount}" for name, amount in sorted(largest.items())) + " on one host"
+
+
+def _size(host: Host, name: str) -> int:
+    return host.pool.all.bit_count() * MILLI if name == "cpu" else host.capacity.get(name, 0)
 
 
 def cancel_requested(state: State, task: str, message: m.CancelsRequested) -> None:
