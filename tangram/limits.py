@@ -13,6 +13,8 @@ ITEM_BYTES_MAX: Final = 384 * 1024
 """Inline payload of one item; a larger one has to travel as a blob."""
 ENVELOPE_ITEMS_MAX: Final = 1_000
 """Keeps one decode, one fold step and one redelivery short."""
+SPEC_BYTES_MAX: Final = 16 * 1024
+"""Of an action's spec; what users fill is in its payload."""
 NONCE_BYTES: Final = 8
 ARGUMENT_BYTES_MAX: Final = 64 * 1024
 """Linux refuses a single argument of 128 KiB (MAX_ARG_STRLEN) in a way that looks like the program failed."""

@@ -98,6 +98,11 @@ class Broker:
         """Calls `callback` after each reconnect, subscriptions being in place. Returns what takes it off again."""
         return self._link.on_reconnect(callback)
 
+    @property
+    def backlog_bytes(self) -> int:
+        """Handed over, and not yet written to the socket."""
+        return int(self._link.nc.pending_data_size)
+
     # --- publish and send --------------------------------------------------------------------------------------
 
     def publish_soon(self, subject: str, data: bytes, *, headers: Headers | None = None) -> asyncio.Future[PubAck]:

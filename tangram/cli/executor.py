@@ -52,7 +52,7 @@ async def _run(given: argparse.Namespace) -> int:
     from tangram.executors.cpu.process import ProcessBackend
     from tangram.executors.none import NoBackend
     from tangram.executors.presence import Claim, ExecutorAlreadyRunning
-    from tangram.executors.service import ExecutorConfig, ExecutorService
+    from tangram.executors.service import ExecutorConfig, ExecutorReplaced, ExecutorService
 
     host = subjects.token(given.host or _as_name(socket.gethostname()), "host")
     config = ExecutorConfig(
@@ -87,6 +87,9 @@ async def _run(given: argparse.Namespace) -> int:
     except ExecutorAlreadyRunning as error:
         print(f"tangram: {error}", file=sys.stderr)
         return 2
+    except ExecutorReplaced as error:
+        print(f"tangram: {error}", file=sys.stderr)
+        return 1
     finally:
         await broker.close()
     return 0

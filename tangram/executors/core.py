@@ -73,9 +73,10 @@ class Leave(NamedTuple):
 
 
 class Abandon(NamedTuple):
-    """This incarnation was lost: end everything at once, then join anew."""
+    """This incarnation was lost: end everything at once, then join anew; unless another has taken its name."""
 
     reason: str
+    replaced: bool = False
 
 
 Instruction = Begin | Kill | CloseSession | Finish | Return | Report | Answer | Leave | Abandon
@@ -115,19 +116,23 @@ class ExecutorCore:
         return instructions
 
     def clock(self, message: m.ClockMessage) -> list[Instruction]:
-        if isinstance(message, m.ExecutorLost) and message.incarnation == self.incarnation and not self.lost:
-            self.lost = True
-            self.held.clear()
-            return [Abandon(message.reason or "lost")]
+        if isinstance(message, m.ExecutorLost) and message.incarnation == self.incarnation:
+            return self.abandon(message.reason or "lost")
         return []
 
-    def joined(self, message: m.ExecutorJoined) -> list[Instruction]:
-        """A join under our name: if it is not ours, we are replaced from there on, and what follows in the log is void."""
-        if message.incarnation == self.incarnation or self.lost:
+    def abandon(self, reason: str, *, replaced: bool = False) -> list[Instruction]:
+        """Nothing is begun from here on."""
+        if self.lost:
             return []
         self.lost = True
         self.held.clear()
-        return [Abandon(f"replaced by {message.incarnation}")]
+        return [Abandon(reason, replaced)]
+
+    def joined(self, message: m.ExecutorJoined) -> list[Instruction]:
+        """A join under our name: if it is not ours, we are replaced from there on, and what follows in the log is void."""
+        if message.incarnation == self.incarnation:
+            return []
+        return self.abandon(f"replaced by {message.incarnation} on host {message.host}", replaced=True)
 
     def _item(self, number: int, item: m.Item) -> list[Instruction]:
         match item:

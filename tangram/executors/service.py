@@ -25,6 +25,13 @@ log = logging.getLogger(__name__)
 JOIN_RETRY_S = 0.25
 SWEEP_S = 1.0
 LEAVE_TIMEOUT_S = 5.0
+LIVE_BACKLOG_BYTES = 4 * 1024 * 1024
+CONSUMER_PATIENCE_S = 5.0
+"""An incarnation whose consumer is not there for so long may have missed decisions for ever: it joins anew."""
+
+
+class ExecutorReplaced(Exception):
+    """Another process has joined under this executor's name; two of them would replace each other for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +66,7 @@ class ExecutorService:
         self._now = False
 
     async def run(self) -> None:
-        """Raises ExecutorAlreadyRunning, or BrokerError when the connection is closed for good."""
+        """Raises ExecutorAlreadyRunning, ExecutorReplaced, or BrokerError when the connection is closed for good."""
         while not self._stop.is_set():
             life = self.life = _Life(self.broker, self.config, self._make_backend, self.joined)
             await life.live(self._stop, lambda: self._now)
@@ -84,6 +91,7 @@ class _Life:
         self._over = asyncio.Event()
         self._idle = asyncio.Event()
         self._abandoned = ""
+        self._replaced = False
         self._left = False
         self._ending = False
         self._outbox: Outbox | None = None
@@ -109,7 +117,7 @@ class _Life:
         log.info("%s joined as %s", self.config.name, self.core.incarnation)
         helpers = [
             asyncio.create_task(self._read(reader)),
-            asyncio.create_task(self._beat()),
+            asyncio.create_task(self._beat(reader)),
             asyncio.create_task(self._sweep()),
         ]
         stopping = asyncio.create_task(stop.wait())
@@ -125,6 +133,8 @@ class _Life:
             stopping.cancel()
             ending.cancel()
             await self._end(helpers, reader)
+        if self._replaced:
+            raise ExecutorReplaced(f"executor {self.config.name!r}: {self._abandoned}; give each executor a name of its own")
 
     async def _join(self, dead: list[DeadIncarnation]) -> None:
         """Stores the join, and only then returns. Stored twice it is the same join: the fold ignores the second."""
@@ -217,12 +227,16 @@ class _Life:
             return self.core.joined(message)
         return []
 
-    async def _beat(self) -> None:
+    async def _beat(self, reader: PullLoop) -> None:
         number = 0
+        missing_s = 0.0
         while True:
             number += 1
             self._heartbeat(number=number)
             await asyncio.sleep(limits.HEARTBEAT_S)
+            missing_s = missing_s + limits.HEARTBEAT_S if reader.state == "missing" else 0.0
+            if missing_s >= CONSUMER_PATIENCE_S:
+                self._perform(self.core.abandon("its consumer is gone"))
 
     def _heartbeat(self, *, number: int = 0, probe: int = 0) -> None:
         beat = m.Heartbeat(incarnation=self.core.incarnation, number=number, probe=probe, running=len(self.core.running))
@@ -266,9 +280,9 @@ class _Life:
                     self._heartbeat(probe=probe)
                 case c.Leave():
                     self._over.set()
-                case c.Abandon(reason):
-                    log.warning("%s (%s) was declared lost: %s", self.config.name, self.core.incarnation, reason)
-                    self._abandoned = reason
+                case c.Abandon(reason, replaced):
+                    log.warning("%s (%s) is over: %s", self.config.name, self.core.incarnation, reason)
+                    self._abandoned, self._replaced = reason, replaced
                     self._over.set()
 
     async def _attempt(self, start: m.Start, attempt: c.Attempt) -> None:
@@ -373,10 +387,15 @@ class _Life:
     def _live_output(self, start: m.Start) -> Any:
         subject = subjects.output(start.task, start.client)
 
+        offsets = {"stdout": 0, "stderr": 0}
+
         def send(stream: str, data: bytes) -> None:
             for at in range(0, len(data), limits.OUTPUT_BYTES_MAX):
-                chunk = m.OutputChunk(n=start.n, stream=stream, data=data[at : at + limits.OUTPUT_BYTES_MAX])  # type: ignore[arg-type]
-                self.broker.send_soon(subject, m.encode(chunk))
+                part = data[at : at + limits.OUTPUT_BYTES_MAX]
+                if self.broker.backlog_bytes < LIVE_BACKLOG_BYTES:  # else dropped: a fast writer must not fill our memory
+                    chunk = m.OutputChunk(n=start.n, stream=stream, offset=offsets[stream], data=part)  # type: ignore[arg-type]
+                    self.broker.send_soon(subject, m.encode(chunk))
+                offsets[stream] += len(part)
 
         return send
 

@@ -28,6 +28,7 @@ from tangram.messages.codec import (
     decode_spec,
     encode,
     is_newer_result,
+    nonce_of,
 )
 from tangram.messages.events import (
     ActionsFinished,
@@ -143,4 +144,5 @@ __all__ = [
     "decode_spec",
     "encode",
     "is_newer_result",
+    "nonce_of",
 ]

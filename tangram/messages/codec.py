@@ -27,6 +27,7 @@ from tangram.messages.events import (
     Settings,
     Ticked,
 )
+from tangram.messages.fields import Nonce
 from tangram.messages.requests import ActionSpec, AnyPayload
 from tangram.outcomes import Outcome
 
@@ -55,6 +56,13 @@ decode_ask = msgspec.msgpack.Decoder(Ask).decode
 decode_answer = msgspec.msgpack.Decoder(Answer).decode
 decode_heartbeat = msgspec.msgpack.Decoder(Heartbeat).decode
 decode_chunk = msgspec.msgpack.Decoder(OutputChunk).decode
+
+
+class _OnlyNonce(msgspec.Struct):
+    nonce: Nonce
+
+
+_only_nonce = msgspec.msgpack.Decoder(_OnlyNonce).decode
 
 MALFORMED: Final = (msgspec.DecodeError, msgspec.ValidationError, RecursionError, UnicodeDecodeError)
 """What a decoder raises on bad bytes. A depth bomb is a RecursionError, which is not a DecodeError."""
@@ -106,6 +114,14 @@ def decode(subject: str, data: bytes) -> tuple[subjects.Address, LogMessage]:
     if not parallel:
         raise Malformed("ids and items differ in number")
     return address, message
+
+
+def nonce_of(spec: bytes) -> bytes:
+    """The nonce of a spec of which nothing else may be in order; zeros if there is none."""
+    try:
+        return _only_nonce(spec).nonce
+    except MALFORMED:
+        return bytes(limits.NONCE_BYTES)
 
 
 _KNOWN_TYPES: Final = frozenset(kind.__name__ for kind in get_args(LogMessage) + get_args(Item))

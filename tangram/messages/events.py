@@ -334,13 +334,15 @@ class Ask(Event, frozen=True, kw_only=True):
 
 
 class Answer(Event, frozen=True, kw_only=True):
-    """open, unseen: those of the asked ids that are. completions: (sequence, stored bytes) of the client's subject after
-    `from_seq`, complete up to `through_seq`."""
+    """open, unseen: those of the asked ids that are. completions: (sequence, stored bytes) that name one of the other asked
+    ids, from `from_seq` on, complete up to `through_seq`. next_n: no higher number of this client was seen than the one
+    before it."""
 
     through_seq: Count
     epoch: Count = 0
     open: list[Count] = []
     unseen: list[Count] = []
+    next_n: Count = 0
     completions: list[tuple[int, bytes]] = []
 
 
@@ -349,4 +351,5 @@ class OutputChunk(Event, frozen=True, kw_only=True):
 
     n: Count
     stream: Literal["stdout", "stderr"]
+    offset: Count = 0
     data: bytes

@@ -8,8 +8,9 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Hashable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
 from tangram import limits, subjects
@@ -23,6 +24,7 @@ from tangram.producers import request
 from tangram.producers.pending import Ledger, Pending
 from tangram.producers.result import Result
 from tangram.producers.session import Session
+from tangram.producers.waiting import Waiting
 
 if TYPE_CHECKING:
     from tangram.producers.blocking import BlockingClient
@@ -62,6 +64,7 @@ class Client:
         self._output_wanted = False
         self._publisher: GroupedPublisher[Hashable, Pending | int] | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._closing: set[asyncio.Task[Result]] = set()
         self._trace_id = secrets.token_hex(16)
 
     @staticmethod
@@ -93,11 +96,12 @@ class Client:
         )
         try:
             await self._broker.subscribe(subjects.results(self.task, self.name), self._on_result)
-            self._born = await self._hello(deadline_s)
+            hello = await self._hello(deadline_s)
         except BaseException:
             await self._broker.close()
             raise
-        self._ledger.read_seq = self._born
+        self._born = self._ledger.read_seq = hello.through_seq
+        self._ledger.next_n = max(self._ledger.next_n, hello.next_n)
         self._publisher = GroupedPublisher(
             self._broker,
             self._encode,
@@ -110,15 +114,15 @@ class Client:
         self._broker.on_reconnect(self._on_reconnect)
         self._watching = asyncio.create_task(self._watch())
 
-    async def _hello(self, deadline_s: float) -> int:
-        """The log's sequence as a scheduler knows it: this client was born there."""
+    async def _hello(self, deadline_s: float) -> m.Answer:
+        """What a scheduler knows: the log's sequence (this client is born there), and the numbers used under its name."""
         assert self._broker is not None
         while True:
             try:
                 data = await self._broker.request(
                     subjects.ask(self.task, self.name), m.encode(m.Ask()), timeout_s=max(0.1, deadline_s - time.monotonic())
                 )
-                return m.decode_answer(data).through_seq
+                return m.decode_answer(data)
             except (BrokerUnavailable, BrokerTimeout):
                 if time.monotonic() + CONNECT_RETRY_S > deadline_s or self._broker.is_closed:
                     raise BrokerUnavailable(
@@ -283,11 +287,21 @@ class Client:
             await self._room.wait()
         now_s = time.monotonic()
         n = ledger.next_n
-        waiting = Waiting(self, n, now_s)
-        pending = Pending(n, wire, waiting, now_s, PATIENCE_S, on_output=on_output)
+        waiting = Waiting(f"{self.task}/{self.name}/{n}", now_s, partial(self.cancel, n))
+        after_seq = max(self._born, self._stored_seq, ledger.read_seq)
+        pending = Pending(n, wire, waiting, now_s, PATIENCE_S, after_seq, on_output=on_output)
         ledger.add(pending)
         self._publisher.add(wire.key, pending)
         return n, waiting
+
+    def close_orphan(self, n: int, result: m.Result) -> None:
+        """A session that opened although its caller had given up: nobody else can close it."""
+        if result.outcome is Outcome.OK and self._broker is not None and not self._broker.is_closed:
+            closing = asyncio.create_task(
+                self.perform(self._spec(kind="session.close", session=n, timeout=60.0), m.SessionClose())
+            )
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
 
     @property
     def open_actions(self) -> int:
@@ -327,7 +341,7 @@ class Client:
         self._stored_seq = max(self._stored_seq, ack.seq)
         for item in items:
             if isinstance(item, Pending):
-                item.stored_seq = ack.seq
+                item.stored = True
 
     def _on_refused(self, key: Hashable, items: list[Pending | int], error: BrokerError) -> None:
         for item in items:
@@ -361,7 +375,9 @@ class Client:
         except m.MALFORMED:
             return
         pending = self._ledger.open.get(chunk.n)
-        if pending is not None and pending.on_output is not None:
+        # Best effort, but never out of order: after a gap the rest of the stream comes with the result alone.
+        if pending is not None and pending.on_output is not None and chunk.offset == pending.shown.get(chunk.stream, 0):
+            pending.shown[chunk.stream] = chunk.offset + len(chunk.data)
             pending.on_output(chunk.stream, chunk.data)
 
     def _on_reconnect(self) -> None:
@@ -404,16 +420,17 @@ class Client:
         assert self._broker is not None
         assert self._publisher is not None
         ledger = self._ledger
-        stored = [pending.stored_seq for n in asked if (pending := ledger.open.get(n)) is not None]
-        from_seq = 1 + (min(stored) or self._born) if stored else 0
+        after = [pending.after_seq for n in asked if (pending := ledger.open.get(n)) is not None]
+        from_seq = 1 + min(after, default=-1)
         while True:
             question = m.Ask(ids=asked, from_seq=from_seq, stored_seq=self._stored_seq)
             data = await self._broker.request(subjects.ask(self.task, self.name), m.encode(question), timeout_s=ASK_TIMEOUT_S)
             answer = m.decode_answer(data)
             for n in ledger.answered(asked, answer, time.monotonic(), PATIENCE_MAX_S):
                 pending = ledger.open[n]
-                pending.stored_seq = 0
+                pending.stored = False
                 self._publisher.add(pending.wire.key, pending)
+            self._room.set()
             known = set(answer.open) | set(answer.unseen)
             asked = [n for n in asked if n in ledger.open and n not in known]
             if not asked:
@@ -427,59 +444,6 @@ class Client:
                     pending.waiter.settle(lost, m.Output(), "")
                 return answer.through_seq
             from_seq = answer.through_seq + 1
-
-
-class Waiting:
-    """The future outcome of one action."""
-
-    __slots__ = ("_client", "_future", "_since_s", "n")
-
-    def __init__(self, client: Client, n: int, since_s: float) -> None:
-        self._client, self.n, self._since_s = client, n, since_s
-        self._future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-
-    def settle(self, result: m.Result, output: m.Output, executor: str) -> None:
-        if self._future.done():
-            return
-        act_s = time.monotonic() - self._since_s
-        queued_s, startup_s, run_s = result.queued_ns / 1e9, result.startup_ns / 1e9, result.run_ns / 1e9
-        self._future.set_result(
-            Result(
-                id=f"{self._client.task}/{self._client.name}/{self.n}",
-                outcome=result.outcome,
-                reason=result.reason,
-                detail=result.detail,
-                exit_code=result.exit_code,
-                stdout=output.stdout,
-                stderr=output.stderr,
-                stdout_bytes=output.stdout_bytes,
-                stderr_bytes=output.stderr_bytes,
-                data=output.data,
-                units=result.units,
-                executor=executor,
-                attempt=result.attempt,
-                queued_s=queued_s,
-                startup_s=startup_s,
-                run_s=run_s,
-                overhead_s=max(0.0, act_s - queued_s - startup_s - run_s),
-                act_s=act_s,
-                cpu_s=result.cpu_ns / 1e9,
-                memory_peak_bytes=result.memory_peak_bytes,
-                retry_after_s=result.retry_after_ms / 1e3,
-            )
-        )
-
-    def fail(self, error: Exception) -> None:
-        if not self._future.done():
-            self._future.set_exception(error)
-            self._future.exception()  # whoever awaits it sees it; nobody has to
-
-    def __await__(self) -> Generator[object, None, Result]:
-        try:
-            return (yield from self._future.__await__())
-        except asyncio.CancelledError:
-            self._client.cancel(self.n)
-            raise
 
 
 def _size(item: Pending | int) -> int:

@@ -1,14 +1,11 @@
 """The actions of one client that have no outcome yet, and how far its completions have been read. No I/O, no clock."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from tangram import messages as m
-from tangram.outcomes import Outcome
 from tangram.producers.request import Wire
-
-_NO_NONCE = bytes(8)
 
 
 class Waiter(Protocol):
@@ -28,10 +25,15 @@ class Pending:
     waiter: Waiter
     asked_s: float
     patience_s: float
-    stored_seq: int = 0
-    """Of its submission, once that is acknowledged; its outcome stands behind it in the log."""
+    after_seq: int
+    """All of it stands behind this sequence of the log. (Not behind the acknowledged one: its submission may have been stored
+    before, unheard.)"""
+    stored: bool = False
+    """Its submission has been acknowledged."""
     cancelled: bool = False
     on_output: Callable[[str, bytes], None] | None = None
+    shown: dict[str, int] = field(default_factory=dict)
+    """Bytes of live output that were passed on, by stream."""
 
 
 class Ledger:
@@ -78,7 +80,7 @@ class Ledger:
                 wrote = m.decode_output(output) if output else _NO_OUTPUT
             except m.MALFORMED:
                 continue
-            if result.nonce != pending.wire.spec.nonce and not (result.nonce == _NO_NONCE and result.outcome is Outcome.REJECTED):
+            if result.nonce != pending.wire.spec.nonce:
                 continue
             del self.open[n]
             pending.waiter.settle(result, wrote, finished.executor)
@@ -87,7 +89,7 @@ class Ledger:
         """What to ask for: stored actions without an outcome for longer than their patience; all when one was missed."""
         if self.behind:
             return list(self.open)
-        return [n for n, p in self.open.items() if p.stored_seq and now_s - p.asked_s >= p.patience_s]
+        return [n for n, p in self.open.items() if p.stored and now_s - p.asked_s >= p.patience_s]
 
     def answered(self, asked: list[int], answer: m.Answer, now_s: float, patience_max_s: float) -> list[int]:
         """Takes the answer to a question for `asked`. Returns the stored ones that the log does not have after all."""
@@ -102,7 +104,7 @@ class Ledger:
             pending.asked_s = now_s
             if n in open_:
                 pending.patience_s = min(2 * pending.patience_s, patience_max_s)
-            elif n in unseen and pending.stored_seq:
+            elif n in unseen and pending.stored:
                 again.append(n)
         return again
 

@@ -1,6 +1,7 @@
 """A sandbox as its user sees it: made once, idle between actions, one action at a time."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tangram import limits
@@ -23,6 +24,7 @@ class Session:
     @classmethod
     async def open(cls, client: "Client", spec: m.ActionSpec, payload: m.SessionOpen) -> "Session":
         n, waiting = await client.submit(spec, payload)
+        waiting.orphan = partial(client.close_orphan, n)
         result = await waiting
         if not result.ok:
             raise SessionError(result)

@@ -2,13 +2,14 @@
 
 from tangram import limits, subjects
 from tangram import messages as m
-from tangram.broker import Broker, read_log
-from tangram.scheduler.fold_clients import has_seen
+from tangram.broker import Broker, StoredMessage, read_log
+from tangram.scheduler.fold_clients import has_seen, next_n
 from tangram.scheduler.state import ActionId, State
 
 
 async def answer(broker: Broker, state: State, task: str, client: str, ask: m.Ask) -> m.Answer:
-    """Says which of the asked ids are open or were never seen, and reads the client's completions from `ask.from_seq` on.
+    """Says which of the asked ids are open or were never seen, and reads the completions of the others from
+    `ask.from_seq` on.
 
     `state` must have folded `ask.stored_seq`. The answer holds at most ENVELOPE_BYTES_MAX of completions; if there are
     more, `through_seq` is where it stopped and the client asks again from there.
@@ -24,13 +25,22 @@ async def answer(broker: Broker, state: State, task: str, client: str, ask: m.As
             unseen.append(n)
     completions: list[tuple[int, bytes]] = []
     if ask.from_seq and len(open_) + len(unseen) < len(ask.ids):
-        completions, through_seq = await _completions(broker, task, client, ask.from_seq, through_seq)
-    return m.Answer(through_seq=through_seq, epoch=epoch, open=open_, unseen=unseen, completions=completions)
+        ended = set(ask.ids).difference(open_, unseen)  # only asked for membership
+        completions, through_seq = await _completions(broker, task, client, ended, ask.from_seq, through_seq)
+    return m.Answer(
+        through_seq=through_seq,
+        epoch=epoch,
+        open=open_,
+        unseen=unseen,
+        next_n=next_n(known) if known is not None else 0,
+        completions=completions,
+    )
 
 
 async def _completions(
-    broker: Broker, task: str, client: str, from_seq: int, through_seq: int
+    broker: Broker, task: str, client: str, ids: set[int], from_seq: int, through_seq: int
 ) -> tuple[list[tuple[int, bytes]], int]:
+    """Those that name any of `ids`, and up to where they are complete."""
     subject = subjects.completions(task, client)
     found: list[tuple[int, bytes]] = []
     total = 0
@@ -40,6 +50,8 @@ async def _completions(
         for message in messages:
             if message.seq > through_seq:
                 return found, through_seq
+            if not _names_any(message, ids):
+                continue
             if found and total + len(message.data) > limits.ENVELOPE_BYTES_MAX:
                 return found, message.seq - 1
             found.append((message.seq, message.data))
@@ -48,3 +60,11 @@ async def _completions(
             break
         seq = messages[-1].seq + 1
     return found, through_seq
+
+
+def _names_any(stored: StoredMessage, ids: set[int]) -> bool:
+    try:
+        _, message = m.decode(stored.subject, stored.data)
+    except m.Malformed:
+        return False
+    return isinstance(message, m.ActionsFinished) and not ids.isdisjoint(message.ids)

@@ -41,3 +41,8 @@ def _close_gap(client: Client) -> None:
 
 def has_seen(client: Client, n: int) -> bool:
     return n < client.contiguous or n in client.sparse
+
+
+def next_n(client: Client) -> int:
+    """The lowest number above all that were seen: where a producer that comes back under its name goes on."""
+    return max(client.contiguous, client.done_below, max(client.sparse, default=-1) + 1)

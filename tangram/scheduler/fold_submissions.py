@@ -1,7 +1,5 @@
 """Submissions and cancels, as the log brings them. Called by `fold.step` alone."""
 
-from typing import Final
-
 from tangram import limits
 from tangram import messages as m
 from tangram.outcomes import Outcome, RejectReason
@@ -11,8 +9,6 @@ from tangram.scheduler.fold_actions import advance, cancel, enqueue, move, owe
 from tangram.scheduler.fold_clients import client_of, has_seen, see
 from tangram.scheduler.policies import charge
 from tangram.scheduler.state import Action, ActionId, Client, Host, Phase, Session, SessionPhase, State
-
-_NO_NONCE: Final = bytes(limits.NONCE_BYTES)
 
 
 def submitted(state: State, key: str, task: str, message: m.ActionsSubmitted) -> None:
@@ -27,15 +23,24 @@ def submitted(state: State, key: str, task: str, message: m.ActionsSubmitted) ->
                 state.story.append(f"duplicate {action_id}")
                 continue
             if n - client.done_below >= limits.CLIENT_SEEN_WIDTH_MAX:
-                _refuse(state, action_id, (state.seq, index), key, RejectReason.OVER_LIMIT, "too many ids above done_below")
+                _refuse(state, key, action_id, message, index, RejectReason.OVER_LIMIT, "too many ids above done_below")
                 continue
             see(client, n)
         _submit(state, key, action_id, client, message, index)
 
 
-def _refuse(state: State, action_id: ActionId, order: tuple[int, int], key: str, reason: RejectReason, detail: str) -> None:
+def _refuse(
+    state: State,
+    key: str,
+    action_id: ActionId,
+    message: m.ActionsSubmitted,
+    index: int,
+    reason: RejectReason,
+    detail: str,
+) -> None:
     """An action that exists only until its rejection is in the log."""
-    spec = m.ActionSpec(nonce=_NO_NONCE, kind="invalid")
+    spec = m.ActionSpec(nonce=m.nonce_of(message.specs[index]), kind="invalid")
+    order = (state.seq, index)
     action = Action(id=action_id, order=order, key=key, spec=spec, payload_bytes=0, submitted_ns=state.now_ns)
     state.actions[action_id] = action
     client = state.clients.get(action_id[:2])
@@ -45,19 +50,25 @@ def _refuse(state: State, action_id: ActionId, order: tuple[int, int], key: str,
 
 
 def _submit(state: State, key: str, action_id: ActionId, client: Client | None, message: m.ActionsSubmitted, index: int) -> None:
-    order = (state.seq, index)
+    wrong = ""
     if client is None:
-        _refuse(state, action_id, order, key, RejectReason.INVALID, "born: the client is older than what is remembered")
-        return
-    try:
-        spec = m.decode_spec(message.specs[index])
-        payload = m.decode_payload(message.payloads[index]) if not spec.payload_blob else None
-    except m.MALFORMED as error:
-        _refuse(state, action_id, order, key, RejectReason.INVALID, str(error))
+        wrong = "born: the client is older than what is remembered"
+    elif len(message.specs[index]) > limits.SPEC_BYTES_MAX:
+        wrong = f"spec: must be at most {limits.SPEC_BYTES_MAX} bytes"
+    elif len(message.payloads[index]) > limits.ITEM_BYTES_MAX:
+        wrong = f"payload: must be at most {limits.ITEM_BYTES_MAX} bytes"
+    else:
+        try:
+            spec = m.decode_spec(message.specs[index])
+            payload = m.decode_payload(message.payloads[index]) if not spec.payload_blob else None
+        except m.MALFORMED as error:
+            wrong = str(error)
+    if client is None or wrong:
+        _refuse(state, key, action_id, message, index, RejectReason.INVALID, wrong)
         return
     action = Action(
         id=action_id,
-        order=order,
+        order=(state.seq, index),
         key=key,
         spec=spec,
         payload_bytes=len(message.payloads[index]),

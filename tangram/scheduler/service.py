@@ -18,10 +18,11 @@ from tangram import messages as m
 from tangram.broker import (
     Broker,
     BrokerError,
-    BrokerTimeout,
     Delivery,
     LeaderWriter,
+    LogGap,
     LogReader,
+    LogTruncated,
     NotLeader,
     StoredMessage,
     ensure_consumer,
@@ -40,6 +41,7 @@ log = logging.getLogger(__name__)
 
 ASK_PATIENCE_S = 10.0
 """A question about something that this scheduler has not read yet waits this long, then it is dropped: it comes again."""
+LEAD_RETRY_S = 0.25
 CONSUMER_RETRY_S = 0.25
 CONSUMER_IDLE_S = 3_600.0
 """The server forgets an executor's consumer that nobody has read for so long."""
@@ -92,9 +94,12 @@ class SchedulerService:
                     await self._lead()
                 except NotLeader as error:
                     raise Superseded(f"another scheduler leads: {error}") from error
-                except BrokerTimeout as error:
+                except BrokerError as error:
+                    if self.broker.is_closed or isinstance(error, LogGap | LogTruncated):
+                        raise
                     # Our own late writes are fenced only by a newer record: take one, and read up to it.
-                    log.warning("gave up on a write, taking the lead again: %s", error)
+                    log.warning("the broker does not take what is written, taking the lead again: %s", error)
+                    await asyncio.sleep(LEAD_RETRY_S)
         finally:
             await asks.unsubscribe()
             await self._reader.close()

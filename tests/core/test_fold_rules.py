@@ -870,7 +870,7 @@ def test_a_bad_item_costs_only_itself() -> None:
     items = [
         world.item(good[0], spec[good[0]]),
         Item(2, b"\xc1 no msgpack", b""),
-        Item(3, m.encode(spec[good[0]]), b"\x81\xa4type\xa4Walk"),
+        Item(3, m.encode(replace(spec[good[0]], nonce=world.nonce(bad[1]))), b"\x81\xa4type\xa4Walk"),
         world.item(good[1], spec[good[1]]),
     ]
     world.send_actions("t", "c", items)

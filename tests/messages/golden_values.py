@@ -212,7 +212,9 @@ VALUES: Final[dict[str, msgspec.Struct]] = {
     "Ask.full": m.Ask(ids=[1, 2], from_seq=3, stored_seq=4),
     "Answer.least": m.Answer(through_seq=9),
     "Answer.full": m.Answer(through_seq=9, epoch=3, open=[1], unseen=[2], completions=[(8, b"stored")]),
+    "Answer.next": m.Answer(through_seq=9, next_n=4),
     "OutputChunk.least": m.OutputChunk(n=7, stream="stderr", data=b"\xff"),
+    "OutputChunk.full": m.OutputChunk(n=7, stream="stderr", offset=3, data=b"\xff"),
 }  # fmt: skip
 
 SUBJECTS: Final[dict[str, tuple[type[msgspec.Struct], ...]]] = {

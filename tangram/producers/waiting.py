@@ -1,0 +1,66 @@
+"""From the outcome in the log to the Result that a caller awaits."""
+
+import asyncio
+import time
+from collections.abc import Callable, Generator
+
+from tangram import messages as m
+from tangram.producers.result import Result
+
+
+class Waiting:
+    """The future outcome of one action: await it for its Result."""
+
+    __slots__ = ("_cancel", "_future", "_id", "_since_s", "orphan")
+
+    def __init__(self, action_id: str, since_s: float, cancel: Callable[[], None]) -> None:
+        """since_s: when it was asked for, on the monotonic clock. `cancel` is called if whoever awaits it is cancelled."""
+        self._id, self._since_s, self._cancel = action_id, since_s, cancel
+        self.orphan: Callable[[m.Result], None] | None = None
+        """Called with the outcome if nobody waits for it any more."""
+        self._future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+
+    def settle(self, result: m.Result, output: m.Output, executor: str) -> None:
+        if self._future.done():
+            if self.orphan is not None:
+                self.orphan(result)
+            return
+        act_s = time.monotonic() - self._since_s
+        queued_s, startup_s, run_s = result.queued_ns / 1e9, result.startup_ns / 1e9, result.run_ns / 1e9
+        self._future.set_result(
+            Result(
+                id=self._id,
+                outcome=result.outcome,
+                reason=result.reason,
+                detail=result.detail,
+                exit_code=result.exit_code,
+                stdout=output.stdout,
+                stderr=output.stderr,
+                stdout_bytes=output.stdout_bytes,
+                stderr_bytes=output.stderr_bytes,
+                data=output.data,
+                units=result.units,
+                executor=executor,
+                attempt=result.attempt,
+                queued_s=queued_s,
+                startup_s=startup_s,
+                run_s=run_s,
+                overhead_s=max(0.0, act_s - queued_s - startup_s - run_s),
+                act_s=act_s,
+                cpu_s=result.cpu_ns / 1e9,
+                memory_peak_bytes=result.memory_peak_bytes,
+                retry_after_s=result.retry_after_ms / 1e3,
+            )
+        )
+
+    def fail(self, error: Exception) -> None:
+        if not self._future.done():
+            self._future.set_exception(error)
+            self._future.exception()  # whoever awaits it sees it; nobody has to
+
+    def __await__(self) -> Generator[object, None, Result]:
+        try:
+            return (yield from self._future.__await__())
+        except asyncio.CancelledError:
+            self._cancel()
+            raise
