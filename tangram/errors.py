@@ -36,6 +36,10 @@ class ClientClosed(TangramError):
     """The client was closed while the action was open; the action itself goes on and can be read by its id."""
 
 
+class NewerVersion(TangramError):
+    """The log holds what a newer version wrote. Nothing here may act on it half-understood: upgrade."""
+
+
 # --- the broker ---------------------------------------------------------------------------------------------------
 
 

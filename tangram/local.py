@@ -56,6 +56,9 @@ class RoleProcess:
         role = cls(name, process, log)
         try:
             ready = await asyncio.wait_for(_first_line(reading), READY_TIMEOUT_S)
+        except TimeoutError:
+            await role.stop(signal.SIGKILL)
+            raise ProcessFailed(f"{name} was not ready after {READY_TIMEOUT_S:.0f} s: {role.last_words()}") from None
         except BaseException:
             await role.stop(signal.SIGKILL)
             raise

@@ -28,6 +28,9 @@ def settings(pairs: list[str]) -> dict[str, int]:
             found[name] = int(value)
         except ValueError:
             raise ConfigError(f"--set {pair}: must be NAME=INTEGER") from None
+        _, low, high = SETTINGS[name]
+        if not low <= found[name] <= high:
+            raise ConfigError(f"--set {pair}: must be {low} to {high}")
     return found
 
 

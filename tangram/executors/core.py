@@ -89,7 +89,6 @@ class ExecutorCore:
     executor: str
     incarnation: str
     next_number: int = 1
-    epoch: int = 0
     draining: bool = False
     lost: bool = False
     running: dict[Attempt, m.Start] = field(default_factory=dict)
@@ -97,10 +96,10 @@ class ExecutorCore:
     held: dict[int, m.DecisionsMade] = field(default_factory=dict)
     """Messages behind a hole, by number."""
     dropped: int = 0
-    """Messages for another incarnation, of an older leader, or seen before."""
+    """Messages for another incarnation, or seen before. (An older leader's are fenced by the broker, and numbered like all.)"""
 
     def decisions(self, message: m.DecisionsMade) -> list[Instruction]:
-        if self.lost or message.incarnation != self.incarnation or message.epoch < self.epoch:
+        if self.lost or message.incarnation != self.incarnation:
             self.dropped += 1
             return []
         if message.number < self.next_number or message.number in self.held:
@@ -110,7 +109,6 @@ class ExecutorCore:
         instructions: list[Instruction] = []
         while (following := self.held.pop(self.next_number, None)) is not None:
             self.next_number += 1
-            self.epoch = max(self.epoch, following.epoch)
             for item in following.items:
                 instructions += self._item(following.number, item)
         return instructions

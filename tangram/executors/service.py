@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from tangram import limits, subjects
 from tangram import messages as m
-from tangram.broker import Broker, BrokerError, BrokerTimeout, Busy, Delivered, PullLoop
+from tangram.broker import Broker, BrokerError, BrokerTimeout, BrokerUnavailable, Busy, Delivered, PullLoop
+from tangram.errors import NewerVersion
 from tangram.executors import core as c
 from tangram.executors.backend import Backend, Ended, Grant, SessionKey
 from tangram.executors.outbox import Outbox
@@ -89,7 +90,6 @@ class _Life:
         self.backend = make_backend(self.claim)
         self.hurry = asyncio.Event()
         self._over = asyncio.Event()
-        self._idle = asyncio.Event()
         self._abandoned = ""
         self._replaced = False
         self._left = False
@@ -97,6 +97,8 @@ class _Life:
         self._outbox: Outbox | None = None
         self._tasks: dict[c.Attempt, asyncio.Task[None]] = {}
         self._killed: set[c.Attempt] = set()
+        self._entered: set[c.Attempt] = set()
+        """Those whose task has taken its first step."""
         self._others: set[asyncio.Task[None]] = set()
 
     # --- the course of it --------------------------------------------------------------------------------------
@@ -123,9 +125,10 @@ class _Life:
         stopping = asyncio.create_task(stop.wait())
         ending = asyncio.create_task(self._over.wait())
         try:
-            await asyncio.wait({stopping, ending, helpers[0]}, return_when=asyncio.FIRST_COMPLETED)
-            if helpers[0].done():
-                helpers[0].result()  # the connection is closed for good
+            await asyncio.wait({stopping, ending, *helpers}, return_when=asyncio.FIRST_COMPLETED)
+            for helper in helpers:
+                if helper.done():
+                    helper.result()  # none of them ends by itself: this raises why it did
             if stop.is_set() and not self._over.is_set():
                 await self._drain(now())
         finally:
@@ -155,7 +158,9 @@ class _Life:
             try:
                 await self.broker.publish(subjects.executors(self.config.name), m.encode(joined))
                 return
-            except (BrokerTimeout, Busy) as error:
+            except (BrokerTimeout, BrokerUnavailable, Busy) as error:
+                if self.broker.is_closed:
+                    raise
                 log.warning("join of %s: %s", self.config.name, error)
                 await asyncio.sleep(JOIN_RETRY_S)
 
@@ -171,25 +176,22 @@ class _Life:
             wait.cancel()
 
     async def _end(self, helpers: list["asyncio.Task[None]"], reader: PullLoop) -> None:
-        """Ends what still runs, reports it, and says the last word, all in bounded time."""
+        """Ends what still runs and says the last word, in bounded time. What was ended so is not reported: the scheduler
+        decides what becomes of it when it reads that we have left."""
         self._ending = True
         for helper in helpers:
             helper.cancel()
         await asyncio.wait(helpers)
         await reader.close()
         for attempt, task in list(self._tasks.items()):
-            self._killed.add(attempt)
-            self.backend.kill(attempt.action)
-            if self.core.running[attempt].kind == "session.open":
-                task.cancel()
+            self._kill(attempt, task)
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()), timeout=limits.KILL_BUDGET_MS / 1e3 + 1.0)
         await self.backend.stop()
         outbox = self._outbox
         if outbox is not None:
-            for attempt in list(self.core.running):  # did not even end when killed
-                self._perform(self.core.ended(attempt, self._stopped(self.core.running[attempt]), None))
-            if not self._abandoned and not self.broker.is_closed:
+            # While a process of ours is alive its units are not ours to give back: a successor finds it dead, and says so.
+            if not self._abandoned and not self.backend.unkillable and not self.broker.is_closed:
                 try:
                     async with asyncio.timeout(LEAVE_TIMEOUT_S):
                         await outbox.flush()
@@ -214,6 +216,8 @@ class _Life:
                 try:
                     self._perform(self._fold(delivered))
                 except m.Malformed as error:
+                    if error.unknown_type:
+                        raise NewerVersion(f"a newer scheduler leads: upgrade this executor ({error})") from None
                     log.error("sequence %d on %s: %s", delivered.seq, delivered.subject, error)
                 reader.ack(delivered)
 
@@ -268,10 +272,7 @@ class _Life:
                 case c.Finish(action, result, output):
                     outbox.finish(action, result, output)
                 case c.Kill(attempt):
-                    self._killed.add(attempt)
-                    self.backend.kill(attempt.action)
-                    if self.core.running[attempt].kind == "session.open":
-                        self._tasks[attempt].cancel()
+                    self._kill(attempt, self._tasks[attempt])
                 case c.CloseSession(session):
                     self._spawn(self._close_session(session))
                 case c.Return(item) | c.Report(item):
@@ -285,18 +286,29 @@ class _Life:
                     self._abandoned, self._replaced = reason, replaced
                     self._over.set()
 
+    def _kill(self, attempt: c.Attempt, task: "asyncio.Task[None]") -> None:
+        self._killed.add(attempt)
+        self.backend.kill(attempt.action)
+        # An opening has no program to kill. A task that was never entered would end without a word; it looks at `_killed`.
+        if attempt in self._entered and self.core.running[attempt].kind == "session.open":
+            task.cancel()
+
     async def _attempt(self, start: m.Start, attempt: c.Attempt) -> None:
-        received_ns = time.monotonic_ns()
+        self._entered.add(attempt)
         try:
             ended = await self._run(start, attempt)
         except asyncio.CancelledError:
             if attempt not in self._killed:
                 raise
-            if start.kind == "session.open":
-                await self.backend.close(SessionKey(start.task, start.client, start.n))
+            await self.backend.close(SessionKey(start.task, start.client, start.n))
             ended = Ended(outcome=Outcome.CANCELLED)
         except TimeoutError:
-            ended = Ended(outcome=Outcome.TIMED_OUT, run_ns=time.monotonic_ns() - received_ns)
+            if start.kind == "session.open":
+                await self.backend.close(SessionKey(start.task, start.client, start.n))
+            # No program ran, so it is no verdict on one.
+            ended = Ended(
+                outcome=Outcome.ERROR, reason=ErrorReason.INTERNAL, detail=f"{start.kind} took over {start.timeout_ms} ms"
+            )
         except Exception as error:
             log.exception("%s", attempt)
             ended = Ended(outcome=Outcome.ERROR, reason=ErrorReason.INTERNAL, detail=f"{type(error).__name__}: {error}")
@@ -305,13 +317,14 @@ class _Life:
             log.error("%s: a process survives SIGKILL; its units stay held", attempt.action)
             await asyncio.sleep(SWEEP_S)
         self._tasks.pop(attempt, None)
+        self._entered.discard(attempt)
+        if self._ending and attempt in self._killed:
+            return
         output = ended.output if ended.output != _NO_OUTPUT else None
         self._perform(self.core.ended(attempt, self._result(start, attempt, ended), output, session_lost=ended.session_lost))
         self._killed.discard(attempt)
 
     def _result(self, start: m.Start, attempt: c.Attempt, ended: Ended) -> m.Result:
-        if self._ending and attempt in self._killed and ended.outcome is Outcome.CANCELLED:
-            return self._stopped(start)  # nobody asked for its end: we are leaving
         return m.Result(
             nonce=start.nonce,
             attempt=start.attempt,
@@ -325,18 +338,6 @@ class _Life:
             run_ns=ended.run_ns,
             cpu_ns=ended.cpu_ns,
             memory_peak_bytes=ended.memory_peak_bytes,
-        )
-
-    @staticmethod
-    def _stopped(start: m.Start) -> m.Result:
-        return m.Result(
-            nonce=start.nonce,
-            attempt=start.attempt,
-            outcome=Outcome.ENVIRONMENT_LOST if start.session else Outcome.ERROR,
-            reason="" if start.session else ErrorReason.INTERNAL,
-            detail="its executor was stopped before it had ended",
-            units=start.units,
-            queued_ns=start.queued_ns,
         )
 
     async def _run(self, start: m.Start, attempt: c.Attempt) -> Ended:
@@ -400,9 +401,10 @@ class _Life:
         return send
 
     async def _close_session(self, session: SessionKey) -> None:
-        ended = await self.backend.close(session)
-        reason = "closed" if ended.outcome is Outcome.OK else ended.detail
-        self._perform(self.core.session_closed(session, reason[: limits.DETAIL_LENGTH_MAX]))
+        while (ended := await self.backend.close(session)).outcome is not Outcome.OK:
+            log.error("%s could not be closed, again: %s", session, ended.detail)
+            await asyncio.sleep(SWEEP_S)
+        self._perform(self.core.session_closed(session, "closed"))
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)

@@ -290,8 +290,11 @@ class Client:
         waiting = Waiting(f"{self.task}/{self.name}/{n}", now_s, partial(self.cancel, n))
         after_seq = max(self._born, self._stored_seq, ledger.read_seq)
         pending = Pending(n, wire, waiting, now_s, PATIENCE_S, after_seq, on_output=on_output)
+        try:
+            self._publisher.add(wire.key, pending)
+        except BrokerUnavailable as error:
+            raise ClientClosed(str(error)) from None
         ledger.add(pending)
-        self._publisher.add(wire.key, pending)
         return n, waiting
 
     def close_orphan(self, n: int, result: m.Result) -> None:
@@ -378,7 +381,11 @@ class Client:
         # Best effort, but never out of order: after a gap the rest of the stream comes with the result alone.
         if pending is not None and pending.on_output is not None and chunk.offset == pending.shown.get(chunk.stream, 0):
             pending.shown[chunk.stream] = chunk.offset + len(chunk.data)
-            pending.on_output(chunk.stream, chunk.data)
+            try:
+                pending.on_output(chunk.stream, chunk.data)
+            except Exception:
+                log.exception("on_output of action %d failed; it is not called any more", chunk.n)
+                pending.on_output = None
 
     def _on_reconnect(self) -> None:
         self._ledger.behind = True
@@ -402,7 +409,7 @@ class Client:
                 through_seq = await self._ask(doubtful)
                 if was_behind:
                     ledger.read_seq = max(ledger.read_seq, through_seq)
-            except BrokerError as error:
+            except (BrokerError, *m.MALFORMED) as error:
                 log.debug("nobody answers: %s", error)
                 ledger.behind = ledger.behind or was_behind
                 await asyncio.sleep(WATCH_S)

@@ -6,20 +6,17 @@ folds differ.
 """
 
 import hashlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tangram import limits
 from tangram import messages as m
+from tangram.errors import NewerVersion
 from tangram.outcomes import Outcome
 from tangram.scheduler import fold_actions, fold_executors, fold_grants, fold_submissions
 from tangram.scheduler.fold_actions import owe, owe_cancel
 from tangram.scheduler.policies import POLICIES
 from tangram.scheduler.state import ActionId, GrantKey, Phase, SessionPhase, State
 from tangram.subjects import Address
-
-
-class NewerVersion(Exception):
-    """The log holds a type of message that this version does not know: a newer one wrote it."""
 
 
 class Record(NamedTuple):
@@ -32,7 +29,7 @@ class Record(NamedTuple):
 
 
 class Folded(NamedTuple):
-    """What `step` made of a record. `skipped` is why it changed nothing, '' if it was applied."""
+    """What `step` made of a record. `skipped` is why it was not applied (or, for a bug of ours, not wholly), '' if it was."""
 
     address: Address | None
     message: m.LogMessage | None
@@ -60,10 +57,7 @@ def step(state: State, record: Record) -> Folded:
         skipped = f"malformed: {error}"
     except Exception as error:  # every fold meets the same record in the same state, and so skips it alike
         skipped = _broken(error)
-    try:
-        _fire(state)
-    except Exception as error:
-        skipped = _broken(error)
+    skipped = _fire(state) or skipped
     if skipped:
         state.skipped += 1
         state.story.append("skipped")
@@ -187,23 +181,33 @@ def _lost(state: State, message: m.ExecutorLost) -> None:
         fold_executors.lose(state, holder, message.reason or "lost")
 
 
-def _fire(state: State) -> None:
-    for kind, key in state.timers.pop_due(state.now_ns):
-        match kind:
-            case "deadline":
-                action = state.actions[key]
-                owe(state, action, Outcome.EXPIRED)
-            case "backstop":
-                action = state.actions[key]
-                owe_cancel(state, action.incarnation, GrantKey(action.id, action.attempt))
-                owe(state, action, Outcome.LOST, detail="no answer within its time-out and grace")
-            case "idle":
-                session = state.sessions[key]
-                session.phase = SessionPhase.ENDING
-                state.owed.ends[(session.incarnation, session.id)] = "idle"
-                state.story.append(f"idle {session.id}")
-            case "client":
-                client = state.clients[key]
-                if not client.open:
-                    del state.clients[key]
-                    state.client_horizon_seq = state.seq
+def _fire(state: State) -> str:
+    """Fires the timers that are due. Returns what broke, ''  if nothing did: one that does must not cost the others."""
+    broken = ""
+    for timer in state.timers.pop_due(state.now_ns):
+        try:
+            _fire_one(state, *timer)
+        except Exception as error:
+            broken = _broken(error)
+    return broken
+
+
+def _fire_one(state: State, kind: str, key: Any) -> None:
+    match kind:
+        case "deadline":
+            owe(state, state.actions[key], Outcome.EXPIRED)
+        case "backstop":
+            action = state.actions[key]
+            owe_cancel(state, action.incarnation, GrantKey(action.id, action.attempt))
+            owe(state, action, Outcome.LOST, detail="no answer within its time-out and grace")
+        case "idle":
+            session = state.sessions[key]
+            session.phase = SessionPhase.ENDING
+            state.owed.ends[(session.incarnation, session.id)] = "idle"
+            state.story.append(f"idle {session.id}")
+        case "client":
+            if not state.clients[key].open:
+                forgotten = state.clients.pop(key)
+                state.client_horizon_seq = max(state.client_horizon_seq, forgotten.born + 1)
+        case _:
+            raise AssertionError(f"no timer is called {kind!r}")

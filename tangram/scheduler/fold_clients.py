@@ -12,7 +12,7 @@ def client_of(state: State, task: str, message: m.ActionsSubmitted | m.CancelsRe
     if client is None:
         if message.born < state.client_horizon_seq:
             return None
-        client = state.clients[key] = Client()
+        client = state.clients[key] = Client(born=message.born)
     if message.done_below > client.done_below:
         client.done_below = message.done_below
         client.cancelled_early = {n for n in client.cancelled_early if n >= message.done_below}

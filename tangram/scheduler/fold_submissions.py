@@ -4,11 +4,10 @@ from tangram import limits
 from tangram import messages as m
 from tangram.outcomes import Outcome, RejectReason
 from tangram.rules import broken_rule
-from tangram.scheduler.cores import MILLI
 from tangram.scheduler.fold_actions import advance, cancel, enqueue, move, owe
 from tangram.scheduler.fold_clients import client_of, has_seen, see
-from tangram.scheduler.policies import charge
-from tangram.scheduler.state import Action, ActionId, Client, Host, Phase, Session, SessionPhase, State
+from tangram.scheduler.policies import charge, could_fit, size_of
+from tangram.scheduler.state import Action, ActionId, Client, Phase, Session, SessionPhase, State
 
 
 def submitted(state: State, key: str, task: str, message: m.ActionsSubmitted) -> None:
@@ -116,20 +115,16 @@ def _place(state: State, action: Action) -> None:
 
 
 def never_fits(state: State, action: Action) -> str:
-    """Why no live host could ever hold this action's minimum, or "". Without any live host there is nothing to compare."""
+    """Why no live executor could ever run this action's minimum, or "". Without any there is nothing to compare."""
     cost = charge(state, action)
-    hosts = [host for host in state.hosts.values() if any(holder.key == action.key for holder in host.live)]
-    for host in hosts:
-        if all(_size(host, name) >= demand.low for name, demand in cost.items()):
+    places = [(host, holder) for host in state.hosts.values() for holder in host.live if holder.key == action.key]
+    for host, holder in places:
+        if could_fit(host, holder, cost):
             return ""
-    if not hosts or not cost:
+    if not places or not cost:
         return ""
-    largest = {name: max(_size(host, name) for host in hosts) for name in cost}
-    return "at most " + ", ".join(f"{name} {amount}" for name, amount in sorted(largest.items())) + " on one host"
-
-
-def _size(host: Host, name: str) -> int:
-    return host.pool.all.bit_count() * MILLI if name == "cpu" else host.capacity.get(name, 0)
+    largest = {name: max(size_of(host, holder, name) for host, holder in places) for name in cost}
+    return "at most " + ", ".join(f"{name} {amount}" for name, amount in sorted(largest.items())) + " on one executor"
 
 
 def cancel_requested(state: State, task: str, message: m.CancelsRequested) -> None:

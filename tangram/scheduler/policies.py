@@ -1,13 +1,11 @@
 """Policies: what is charged for an action, and whether spare units are handed out. Each is data; a pass reads it."""
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from tangram.messages import Demand
 from tangram.scheduler.cores import MILLI
-from tangram.scheduler.state import Action, State
-
-NOTHING: Final[dict[str, Demand]] = {}
+from tangram.scheduler.state import Action, Host, Incarnation, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +27,26 @@ POLICIES: Final = {
     )
 }
 
-SETTINGS: Final = {"static_units": 1, "prior_duration_us": 1_000_000, "prior_parallel_ppm": 600_000}
-"""Defaults of what the core can be configured by; all integers, and all in the leader's record."""
+
+class Setting(NamedTuple):
+    default: int
+    low: int
+    high: int
+
+
+SETTINGS: Final = {
+    "static_units": Setting(1, 1, 4_096),
+    "prior_duration_us": Setting(1_000_000, 1, 24 * 3_600_000_000),
+    "prior_parallel_ppm": Setting(600_000, 0, 1_000_000),
+}
+"""What the core can be configured by; all integers, and all in the leader's record."""
 
 
 def setting(state: State, name: str) -> int:
-    return state.settings.get(name, SETTINGS[name])
+    """Its value, or its default where the record has none within the bounds."""
+    default, low, high = SETTINGS[name]
+    value = state.settings.get(name, default)
+    return value if low <= value <= high else default
 
 
 def charge(state: State, action: Action) -> dict[str, Demand]:
@@ -45,3 +57,13 @@ def charge(state: State, action: Action) -> dict[str, Demand]:
     if action.opens is not None and POLICIES[state.policy].reserves:
         return {**cost, "cpu": Demand(low=setting(state, "static_units") * MILLI)}
     return cost
+
+
+def size_of(host: Host, holder: Incarnation, name: str) -> int:
+    """How much of a resource one executor has when nothing runs: of cpu its own cores in millicores, else the host's."""
+    return holder.cores_mask.bit_count() * MILLI if name == "cpu" else host.capacity.get(name, 0)
+
+
+def could_fit(host: Host, holder: Incarnation, cost: dict[str, Demand]) -> bool:
+    """Whether an executor could run what is charged so, if nothing else ran there."""
+    return all(size_of(host, holder, name) >= demand.low for name, demand in cost.items())

@@ -18,16 +18,18 @@ from tangram import messages as m
 from tangram.broker import (
     Broker,
     BrokerError,
+    BrokerTimeout,
+    BrokerUnavailable,
+    Busy,
     Delivery,
     LeaderWriter,
-    LogGap,
     LogReader,
-    LogTruncated,
     NotLeader,
     StoredMessage,
     ensure_consumer,
     read_log,
 )
+from tangram.errors import TangramError
 from tangram.scheduler.answers import answer
 from tangram.scheduler.compose import compose
 from tangram.scheduler.fold import Folded, Record, step
@@ -54,8 +56,6 @@ class SchedulerConfig:
     leader: str = "scheduler"
     policy: str = "tangram"
     settings: dict[str, int] = field(default_factory=dict)
-    pipelined: bool = True
-    """False on a replicated log, which takes one conditional message at a time."""
 
 
 class Superseded(Exception):
@@ -72,11 +72,11 @@ class SchedulerService:
         self.state = State()
         self.leading = asyncio.Event()
         """Set while it leads and has read the log up to its own record."""
-        self.windows = 0
         self._payloads = PayloadCache()
-        self._writer: LeaderWriter | None = None
         self._reader: LogReader | None = None
         self._written_seq = 0
+        self._own: set[int] = set()
+        """Sequences of the last window's messages; only asked for membership."""
         self._writes = 0
         self._last_read_s = time.monotonic()
         self._last_tick_s = 0.0
@@ -94,8 +94,8 @@ class SchedulerService:
                     await self._lead()
                 except NotLeader as error:
                     raise Superseded(f"another scheduler leads: {error}") from error
-                except BrokerError as error:
-                    if self.broker.is_closed or isinstance(error, LogGap | LogTruncated):
+                except (BrokerTimeout, BrokerUnavailable, Busy) as error:
+                    if self.broker.is_closed:
                         raise
                     # Our own late writes are fenced only by a newer record: take one, and read up to it.
                     log.warning("the broker does not take what is written, taking the lead again: %s", error)
@@ -119,10 +119,7 @@ class SchedulerService:
             python_version=platform.python_version(),
         )
         self.leading.clear()
-        writer = await LeaderWriter.acquire(
-            self.broker, subjects.STREAM, subjects.LEADER, m.encode(record), pipelined=self.config.pipelined
-        )
-        self._writer = writer
+        writer = await LeaderWriter.acquire(self.broker, subjects.STREAM, subjects.LEADER, m.encode(record))
         self._written_seq = writer.epoch
         assert self._reader is not None
         self._reader.expect(writer.epoch)
@@ -152,7 +149,8 @@ class SchedulerService:
         if not writes:
             return
         acks = await writer.write_all([(subject, data, self._id(writer)) for subject, data in writes])
-        self._written_seq = max(ack.seq for ack in acks)
+        self._own = {ack.seq for ack in acks}
+        self._written_seq = max(self._own)
         self._reader.expect(self._written_seq)
 
     def _id(self, writer: LeaderWriter) -> str:
@@ -166,6 +164,8 @@ class SchedulerService:
             folded = step(self.state, Record(message.seq, message.stamp_ns, message.subject, message.data))
             self._last_read_s = time.monotonic()
             if folded.skipped:
+                if message.seq in self._own:  # planning again would write it again, for ever
+                    raise TangramError(f"sequence {message.seq} is ours and was skipped: {folded.skipped}")
                 self._report(message, folded)
             elif isinstance(folded.message, m.ActionsSubmitted):
                 self._keep_payloads(message, folded.message)
@@ -233,7 +233,6 @@ class SchedulerService:
         missing = [d.action for d in window.decisions if self._payloads.get(d.action.id) is None]
         fetched = await self._read_back(missing) if missing else {}
         outgoing = compose(state, window, lambda action: self._payloads.get(action.id) or fetched.get(action.id))
-        self.windows += 1
         return [(subject, m.encode(message)) for subject, message in outgoing]
 
     def _plan(self) -> Window:

@@ -162,6 +162,7 @@ class Host:
 class Client:
     """Which ids of a client were seen: all below `contiguous`, and those in `sparse`."""
 
+    born: int = 0
     done_below: int = 0
     contiguous: int = 0
     sparse: set[int] = field(default_factory=set)

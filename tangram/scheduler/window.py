@@ -17,7 +17,7 @@ from tangram.messages import Demand, Hint
 from tangram.scheduler.allocate import by_marginal_gain
 from tangram.scheduler.cores import MILLI, CorePool
 from tangram.scheduler.elasticity import duration_us
-from tangram.scheduler.policies import POLICIES, charge, setting
+from tangram.scheduler.policies import POLICIES, charge, could_fit, setting
 from tangram.scheduler.ready import Order
 from tangram.scheduler.state import Action, Host, HostKey, Incarnation, State
 
@@ -114,7 +114,7 @@ class _Pass:
         session = action.session
         if session is not None:
             bound = self.state.incarnations[session.incarnation]
-            if not self._could_fit(self.state.hosts[bound.host], bound, cost):
+            if not could_fit(self.state.hosts[bound.host], bound, cost):
                 return True
             if self._fits(self._room(bound.host), bound, cost):
                 self._start(action, bound, cost)
@@ -147,7 +147,7 @@ class _Pass:
 
     def _wait(self, action: Action, cost: dict[str, Demand], takers: list[Incarnation]) -> bool:
         """Holds back what a one-shot action waits for, on the hosts that could ever have it."""
-        holders = [holder for holder in takers if self._could_fit(self.state.hosts[holder.host], holder, cost)]
+        holders = [holder for holder in takers if could_fit(self.state.hosts[holder.host], holder, cost)]
         holders = self._preferred(action, cost, holders) if action.avoid else holders
         kept: set[HostKey] = set()  # only asked for membership
         for holder in holders:
@@ -170,17 +170,9 @@ class _Pass:
         fresh = [
             holder
             for holder in holders
-            if holder.host not in action.avoid and self._could_fit(self.state.hosts[holder.host], holder, cost)
+            if holder.host not in action.avoid and could_fit(self.state.hosts[holder.host], holder, cost)
         ]
         return fresh or holders
-
-    @staticmethod
-    def _could_fit(host: Host, holder: Incarnation, cost: dict[str, Demand]) -> bool:
-        for name, demand in cost.items():
-            size = holder.cores_mask.bit_count() * MILLI if name == "cpu" else host.capacity.get(name, 0)
-            if demand.low > size:
-                return False
-        return True
 
     @staticmethod
     def _score(action: Action, room: _Room, holder: Incarnation) -> tuple[int, ...]:
@@ -266,9 +258,9 @@ class _Pass:
             room = self.rooms[key]
             decided = [self.decisions[index] for index, _ in group]
             sizes = [
-                [amount // MILLI for amount in demand.legal]
+                tuple(amount // MILLI for amount in demand.legal)
                 if demand.legal
-                else list(range(demand.low // MILLI, demand.high // MILLI + 1))
+                else range(demand.low // MILLI, demand.high // MILLI + 1)
                 for _, demand in group
             ]
             spare = [room.pool.free(decision.holder.cores_mask).bit_count() for decision in decided]
