@@ -8,7 +8,6 @@ from tangram.errors import InvalidRequest
 from tangram.limits import NAME_LENGTH_MAX
 
 STREAM: Final = "TANGRAM"
-STREAM_DEAD: Final = "TANGRAM_DEAD"
 LEADER: Final = "tangram.decisions.leader"
 CLOCK: Final = "tangram.decisions.clock"
 

@@ -44,7 +44,6 @@ class StreamDeclaration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     allow_direct: bool = True
     deny_delete: bool = True
     deny_purge: bool = False
-    replicas: int = 1
     republish: Republish | None = None
 
     def config(self) -> dict[str, object]:
@@ -65,7 +64,6 @@ class StreamDeclaration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             "allow_direct": self.allow_direct,
             "deny_delete": self.deny_delete,
             "deny_purge": self.deny_purge,
-            "num_replicas": self.replicas,
             "republish": {"src": self.republish.src, "dest": self.republish.dest} if self.republish is not None else None,
             # Any producer could block a conditional writer with open batches.
             "allow_atomic": False,

@@ -22,6 +22,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 RETRY_S: Final = 0.02
+SAY_S: Final = 5.0
+"""Between two words about an outage."""
 RETRY_MAX_S: Final = 1.0
 
 
@@ -80,6 +82,7 @@ class GroupedPublisher(Generic[K, T]):
         self._in_flight: list[_Message[K, T]] = []
         self._added = 0
         self._queued = 0
+        self._said_s = 0.0
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._wake = asyncio.Event()
         self._closing = False
@@ -225,7 +228,7 @@ class GroupedPublisher(Generic[K, T]):
             return None
         assert isinstance(error, BrokerError)
         if isinstance(error, (BrokerTimeout, Busy, BrokerUnavailable)):
-            log.debug("%s: %s; again", message.key, error)
+            self._say_again(message, error)
             return error
         if isinstance(error, MessageTooLarge) and len(message.queued) > 1:
             self._smaller[message.key] = len(message.queued) // 2
@@ -237,6 +240,13 @@ class GroupedPublisher(Generic[K, T]):
         else:
             self._call(self._on_refused, message, error)
         return None
+
+    def _say_again(self, message: "_Message[K, T]", error: BrokerError) -> None:
+        """Who waits has to learn why, but not at every try."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._said_s >= SAY_S:
+            self._said_s = now_s
+            log.warning("%d items wait, the broker does not take them: %s", self._queued, error)
 
     @staticmethod
     def _call(callback: "Callable[[K, list[T], R], None]", message: "_Message[K, T]", result: R) -> None:

@@ -221,10 +221,6 @@ class PullLoop:
         """Acknowledges, without waiting; it may get lost, then the message comes again after the consumer's ack_wait."""
         self._broker.send_soon(delivered.token, b"+ACK")
 
-    def in_progress(self, delivered: Delivered) -> None:
-        """Restarts the message's ack_wait, without waiting."""
-        self._broker.send_soon(delivered.token, b"+WPI")
-
     async def close(self) -> None:
         """Stops reading. What was not acknowledged is delivered again to the next reader."""
         self._forget()

@@ -87,8 +87,8 @@ async def apply(
     if impossible:
         raise DestructiveChange(
             impossible,
-            "The server cannot change this in place. Export the stream, delete it by hand, apply, and import"
-            " (tangram streams export, import); nothing is deleted for you",
+            "The server cannot change this in place. Save what you need of the stream, delete it by hand, and apply again;"
+            " nothing is deleted for you",
         )
     destructive = [difference for difference in everything if difference.destructive]
     if destructive and not force:
@@ -122,7 +122,7 @@ def _wanted(
     if unknown:
         raise BrokerError(f"max_bytes given for streams that are not declared: {', '.join(sorted(unknown))}")
     for config in configs:
-        if replicas is not None:
+        if replicas is not None:  # else what the server has stays
             config["num_replicas"] = replicas
         if max_bytes is not None and config["name"] in max_bytes:
             config["max_bytes"] = max_bytes[str(config["name"])]

@@ -19,8 +19,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
+from tangram import messages as m
 from tangram import subjects
 from tangram.cli import common
+from tangram.config import broker_url, home
+from tangram.errors import BrokerError
 
 if TYPE_CHECKING:
     from tangram.broker import Broker
@@ -30,7 +33,6 @@ if TYPE_CHECKING:
 PROBE_S: Final = 8.0
 _COMMAND_S: Final = 5.0
 _BROKER_S: Final = 2.0
-_MIB: Final = 1 << 20
 _DISK_MIN_MIB: Final = 512
 _DISK_GOOD_MIB: Final = 5 * 1024
 _MEMORY_GOOD_MIB: Final = 1024
@@ -68,11 +70,10 @@ def handle(given: argparse.Namespace) -> int:
     ready = not any(check.needed and check.status == "missing" for check in checks)
     if given.json:
         print(json.dumps({"ready": ready, "checks": [check._asdict() for check in checks]}))
-        return 0 if ready else 1
-    for check in checks:
-        advice = f"  -> {check.advice}" if check.advice else ""
-        print(f"{check.status:8} {check.name:12} {check.found}{advice}")
-    print("`tangram up` can work here" if ready else "`tangram up` cannot work here: see what is missing", file=sys.stderr)
+    else:
+        for check in checks:
+            print(f"{check.status:8} {check.name:12} {check.found}" + (f"  -> {check.advice}" if check.advice else ""))
+        print(f"`tangram up` {'can work here' if ready else 'cannot work here: see what is missing'}", file=sys.stderr)
     return 0 if ready else 1
 
 
@@ -82,7 +83,7 @@ def examine(nats: str | None = None) -> list[Check]:
     probes: dict[str, Probe] = {
         "python": _python,
         "nats-server": lambda: _server(needed=not nats),
-        "broker": lambda: _broker(nats),
+        "broker": lambda: asyncio.run(_ask_broker(broker_url(nats), needed=bool(nats))),
         "docker": _docker,
         "cgroups": _cgroups,
         "machine": _machine,
@@ -95,7 +96,7 @@ def examine(nats: str | None = None) -> list[Check]:
     found: list[Check] = []
     for name, thread, result in running:
         thread.join(max(0.0, end_s - time.monotonic()))
-        found += result or [Check(name, "missing", f"no answer in {PROBE_S:g} s", "something on this machine hangs")]
+        found += result or [Check(name, "missing", f"no answer in {PROBE_S:g} s", "something here hangs", name == "disk")]
     return found
 
 
@@ -129,10 +130,7 @@ def _output(*command: str) -> str:
 
 
 def _python() -> Check:
-    version = platform.python_version()
-    if sys.version_info < (3, 11):  # noqa: UP036  # a checkout can be started with any
-        return Check("python", "missing", version, "tangram needs Python 3.11 or newer", needed=True)
-    return Check("python", "ok", version, needed=True)
+    return Check("python", "ok", platform.python_version())  # with an older one than 3.11 this module could not be loaded
 
 
 def _server(*, needed: bool) -> Check:
@@ -156,8 +154,7 @@ def _docker() -> Check:
         return Check("docker", "missing", "no docker command", f"install Docker for isolated sandboxes{without}")
     version = _output("docker", "version", "--format", "{{.Server.Version}} ({{.Server.Os}}/{{.Server.Arch}})")
     if not version:
-        advice = f"start the daemon, or let this user use it (group docker){without}"
-        return Check("docker", "missing", "the engine does not answer", advice)
+        return Check("docker", "missing", "the engine does not answer", f"start it, or join the group docker{without}")
     images = len(set(_output("docker", "image", "ls", "--quiet").split()))
     if not images:
         return Check("docker", "limited", f"engine {version}, no images", "docker pull python:3.12-slim")
@@ -185,14 +182,8 @@ def _packages() -> list[Check]:
 # --- the broker ---------------------------------------------------------------------------------------------------
 
 
-def _broker(nats: str | None) -> list[Check]:
-    from tangram.config import broker_url
-
-    return asyncio.run(_ask_broker(broker_url(nats), needed=bool(nats)))
-
-
 async def _ask_broker(url: str, *, needed: bool) -> list[Check]:
-    from tangram.broker import Broker, BrokerError
+    from tangram.broker import Broker
     from tangram.broker.link import without_credentials
 
     advice = "tangram up starts one; for another, --nats URL or $TANGRAM_NATS, such as nats://host:4222"
@@ -213,7 +204,7 @@ async def _ask_broker(url: str, *, needed: bool) -> list[Check]:
 
 
 async def _streams(broker: "Broker", needed: bool) -> Check:
-    from tangram.broker import BrokerError, diff
+    from tangram.broker import diff
 
     try:
         async with asyncio.timeout(_BROKER_S):
@@ -229,9 +220,6 @@ async def _streams(broker: "Broker", needed: bool) -> Check:
 
 
 async def _scheduler(broker: "Broker") -> Check:
-    from tangram import messages as m
-    from tangram.broker import BrokerError
-
     try:
         await broker.request(subjects.ask("doctor", "doctor"), m.encode(m.Ask()), timeout_s=_BROKER_S)
     except BrokerError:
@@ -250,6 +238,7 @@ def _cgroups() -> Check:
     v1, v2 = "cgroup" in kinds, "cgroup2" in kinds
     layout = "v1 and v2 (hybrid)" if v1 and v2 else "v1" if v1 else "v2" if v2 else "none"
     advice = "run as root, or with a delegated group (systemd-run --user --scope -p Delegate=yes)"
+    hierarchies = None
     try:
         hierarchies = detect()
         grounds = GroupGrounds(hierarchies, f"doctor-{os.getpid()}") if hierarchies is not None else None
@@ -257,11 +246,10 @@ def _cgroups() -> Check:
         grounds = None
     if hierarchies is None or grounds is None:
         return Check("cgroups", "limited", f"{layout}; none can be written: grants are best effort", advice)
-    exact = grounds.enforces
     grounds.remove()
     writable = ", ".join(sorted(role for role in hierarchies.top if role != "hold"))
-    lacking = ", ".join(sorted({"cores", "cpu", "memory", "kill"} - exact))
-    found = f"{layout}; writable: {writable}; exact: {', '.join(sorted(exact)) or 'nothing'}"
+    lacking = ", ".join(sorted({"cores", "cpu", "memory", "kill"} - grounds.enforces))
+    found = f"{layout}; writable: {writable}; exact: {', '.join(sorted(grounds.enforces)) or 'nothing'}"
     if lacking:
         return Check("cgroups", "limited", f"{found}; best effort: {lacking}", advice)
     return Check("cgroups", "ok", found)
@@ -282,34 +270,27 @@ def _machine() -> list[Check]:
 
 
 def _gpu() -> Check:
-    devices = len(list(Path("/dev").glob("nvidia[0-9]*")))
     try:
         import pynvml  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError:
-        found = f"nvidia-ml-py is not installed ({devices} device files)"
+        found = f"nvidia-ml-py is not installed ({len(list(Path('/dev').glob('nvidia[0-9]*')))} device files)"
         return Check("gpu", "missing", found, "pip install nvidia-ml-py, if there is a GPU; cpu actions need none")
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         return Check("gpu", "missing", str(error), "no NVIDIA driver answers; cpu actions need none")
-    try:
-        names = []
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            device = pynvml.nvmlDeviceGetHandleByIndex(index)
-            names.append(f"{pynvml.nvmlDeviceGetName(device)}, {pynvml.nvmlDeviceGetMemoryInfo(device).total // _MIB} MiB")
-    finally:
-        pynvml.nvmlShutdown()
+    devices = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+    names = [f"{pynvml.nvmlDeviceGetName(d)}, {pynvml.nvmlDeviceGetMemoryInfo(d).total >> 20} MiB" for d in devices]
+    pynvml.nvmlShutdown()
     return Check("gpu", "ok", "; ".join(names)) if names else Check("gpu", "missing", "no device", "cpu actions need none")
 
 
 def _disk() -> Check:
-    from tangram.config import home
-
     folder = home().absolute()
     place = next(each for each in (folder, *folder.parents) if each.exists())
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         return Check("disk", "missing", f"{folder} cannot be written", "set $TANGRAM_HOME to a folder of yours", needed=True)
-    free_mib = shutil.disk_usage(place).free // _MIB
+    free_mib = shutil.disk_usage(place).free >> 20
     found, advice = f"{free_mib / 1024:.1f} GiB free in {folder}", "free some, or set $TANGRAM_HOME"
     if free_mib >= _DISK_GOOD_MIB:
         return Check("disk", "ok", found, needed=True)

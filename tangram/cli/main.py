@@ -11,7 +11,6 @@ from typing import Final
 from tangram.errors import BrokerError, ConfigError, InvalidRequest, TangramError
 from tangram.version import __version__
 
-DONE: Final = 0
 FAILED: Final = 1
 USAGE: Final = 2
 UNREACHABLE: Final = 3

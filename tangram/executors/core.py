@@ -69,8 +69,6 @@ class Answer(NamedTuple):
 class Leave(NamedTuple):
     """Nothing is held and nothing more will come."""
 
-    reason: str
-
 
 class Abandon(NamedTuple):
     """This incarnation was lost: end everything at once, then join anew; unless another has taken its name."""
@@ -95,15 +93,11 @@ class ExecutorCore:
     sessions: dict[SessionKey, None] = field(default_factory=dict)
     held: dict[int, m.DecisionsMade] = field(default_factory=dict)
     """Messages behind a hole, by number."""
-    dropped: int = 0
-    """Messages for another incarnation, or seen before. (An older leader's are fenced by the broker, and numbered like all.)"""
 
     def decisions(self, message: m.DecisionsMade) -> list[Instruction]:
         if self.lost or message.incarnation != self.incarnation:
-            self.dropped += 1
             return []
         if message.number < self.next_number or message.number in self.held:
-            self.dropped += 1
             return []
         self.held[message.number] = message
         instructions: list[Instruction] = []
@@ -148,7 +142,7 @@ class ExecutorCore:
             case m.Probe():
                 return [Answer(item.number)]
             case m.Dismiss():
-                return [Leave(item.reason)]
+                return [Leave()]
             case _:
                 return []  # resize, interrupt, prefetch, evict: not for a back end of this kind
 

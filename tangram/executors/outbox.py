@@ -3,9 +3,11 @@
 from collections.abc import Hashable
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from tangram import limits, subjects
 from tangram import messages as m
-from tangram.broker import Broker, BrokerError, GroupedPublisher, PubAck
+from tangram.broker import Broker, BrokerError, GroupedPublisher
 from tangram.executors.backend import ActionKey
 from tangram.outcomes import ErrorReason, Outcome
 
@@ -27,12 +29,9 @@ class Outbox:
         self._executor, self._incarnation = executor, incarnation
         self._k = 1  # of the join
         self._events = 0
-        self.stored = 0
-        """Outcomes stored so far."""
         self._publisher: GroupedPublisher[Hashable, object] = GroupedPublisher(
             broker,
             self._encode,
-            self._on_stored,
             items_max=limits.ENVELOPE_ITEMS_MAX,
             size=_size,
             bytes_max=limits.ENVELOPE_BYTES_MAX,
@@ -50,10 +49,6 @@ class Outbox:
         """`event.k` is replaced when it is sent. Use `flush` before and after where order to other keys matters."""
         self._events += 1
         self._publisher.add(self._events, event)
-
-    @property
-    def queued(self) -> int:
-        return self._publisher.queued
 
     async def flush(self) -> None:
         """Returns when all said so far is stored."""
@@ -84,26 +79,9 @@ class Outbox:
                 ended=[item for item in items if isinstance(item, m.SessionEnded)],
             )
             return subject, m.encode(returns)
-        event = items[0]
-        match event:
-            case m.ExecutorChanged():
-                numbered: m.ExecutorMessage = m.ExecutorChanged(
-                    incarnation=self._incarnation,
-                    k=self._k,
-                    cores=event.cores,
-                    capacity=event.capacity,
-                    residency=event.residency,
-                    dead=event.dead,
-                )
-            case m.ExecutorDraining():
-                numbered = m.ExecutorDraining(incarnation=self._incarnation, k=self._k)
-            case _:
-                numbered = m.ExecutorLeft(incarnation=self._incarnation, k=self._k)
-        return subject, m.encode(numbered)
-
-    def _on_stored(self, key: Hashable, items: list[object], _: PubAck) -> None:
-        if isinstance(key, tuple):
-            self.stored += len(items)
+        (event,) = items
+        assert isinstance(event, m.ExecutorChanged | m.ExecutorDraining | m.ExecutorLeft)
+        return subject, m.encode(replace(event, k=self._k))
 
     def _on_refused(self, key: Hashable, items: list[object], error: BrokerError) -> None:
         """An outcome must not be lost because its output cannot be stored: it is reported without it."""

@@ -4,9 +4,12 @@ import asyncio
 import threading
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
+from tangram.errors import ClientClosed
 from tangram.producers.client import Client
+from tangram.producers.options import RunOptions, SessionOptions, SessionRunOptions
+from tangram.producers.request import Units
 from tangram.producers.result import Result
 from tangram.producers.session import Session
 
@@ -30,7 +33,9 @@ class BlockingClient:
         self.close()
 
     def connect(self) -> None:
-        """Raises BrokerUnavailable, InvalidRequest."""
+        """Raises BrokerUnavailable, InvalidRequest. Connected already, it does nothing."""
+        if self._client is not None:
+            return
         loop = self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=loop.run_forever, name="tangram-client", daemon=True)
         self._thread.start()
@@ -48,29 +53,29 @@ class BlockingClient:
             finally:
                 self._end_loop()
 
-    def run(self, command: str | Sequence[str], **options: Any) -> Result:
-        """Options as for `Client.run`."""
+    def run(self, command: str | Sequence[str], **options: Unpack[RunOptions]) -> Result:
+        """See `Client.run`."""
         return self._wait(self._connected.run(command, **options))
 
-    def noop(self, **options: Any) -> Result:
-        return self._wait(self._connected.noop(**options))
+    def noop(self, *, units: Units = 1) -> Result:
+        return self._wait(self._connected.noop(units=units))
 
     @contextmanager
-    def session(self, **options: Any) -> "Iterator[BlockingSession]":
-        """Options as for `Client.session`."""
+    def session(self, **options: Unpack[SessionOptions]) -> "Iterator[BlockingSession]":
+        """See `Client.session`."""
         box = self.open_session(**options)
         try:
             yield box
         finally:
             box.close()
 
-    def open_session(self, **options: Any) -> "BlockingSession":
+    def open_session(self, **options: Unpack[SessionOptions]) -> "BlockingSession":
         return BlockingSession(self, self._wait(self._connected.open_session(**options)))
 
     @property
     def _connected(self) -> Client:
         if self._client is None:
-            raise RuntimeError("the client is not connected: use it in a `with` block, or call connect()")
+            raise ClientClosed("the client is not connected: use it in a `with` block, or call connect()")
         return self._client
 
     def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -97,14 +102,14 @@ class BlockingSession:
         self._client, self._session = client, session
         self.opened = session.opened
 
-    def run(self, command: str | Sequence[str], **options: Any) -> Result:
+    def run(self, command: str | Sequence[str], **options: Unpack[SessionRunOptions]) -> Result:
         return self._client._wait(self._session.run(command, **options))
 
-    def write(self, path: str, data: bytes | str, *, mode: int = 0o644) -> Result:
-        return self._client._wait(self._session.write(path, data, mode=mode))
+    def write(self, path: str, data: bytes | str, *, mode: int = 0o644, timeout: float = 60.0) -> Result:
+        return self._client._wait(self._session.write(path, data, mode=mode, timeout=timeout))
 
-    def read(self, path: str) -> Result:
-        return self._client._wait(self._session.read(path))
+    def read(self, path: str, *, timeout: float = 60.0) -> Result:
+        return self._client._wait(self._session.read(path, timeout=timeout))
 
     def close(self) -> Result:
         return self._client._wait(self._session.close())

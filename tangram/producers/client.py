@@ -8,19 +8,19 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
+from collections.abc import AsyncIterator, Hashable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Self, Unpack
 
 from tangram import limits, subjects
 from tangram import messages as m
 from tangram.broker import Broker, BrokerError, BrokerTimeout, BrokerUnavailable, Delivery, GroupedPublisher, PubAck
 from tangram.config import broker_url
 from tangram.errors import ClientClosed
-from tangram.observe.trace import current_traceparent
 from tangram.outcomes import ErrorReason, Outcome
-from tangram.producers import request
+from tangram.producers import build, request
+from tangram.producers.options import OnOutput, RunOptions, SessionOptions
 from tangram.producers.pending import Ledger, Pending
 from tangram.producers.result import Result
 from tangram.producers.session import Session
@@ -40,7 +40,6 @@ CONNECT_RETRY_S: Final = 0.1
 CLOSE_TIMEOUT_S: Final = 5.0
 
 _CANCELS: Final = "cancels"
-OnOutput = Callable[[str, bytes], None]
 
 
 class Client:
@@ -150,123 +149,39 @@ class Client:
 
     # --- what users call ---------------------------------------------------------------------------------------
 
-    async def run(
-        self,
-        command: str | Sequence[str],
-        *,
-        units: request.Units = 1,
-        memory: int | str | None = None,
-        timeout: float = limits.TIMEOUT_MS_DEFAULT / 1e3,
-        deadline: float = limits.DEADLINE_MS_DEFAULT / 1e3,
-        stdin: bytes | str = b"",
-        env: Mapping[str, str] | None = None,
-        cwd: str = "",
-        retry: str = "never",
-        parallel: float | Mapping[int, float] | None = None,
-        duration: float | None = None,
-        kind: str = "run",
-        on_output: OnOutput | None = None,
-        traceparent: str | None = None,
-    ) -> Result:
+    async def run(self, command: str | Sequence[str], **options: Unpack[RunOptions]) -> Result:
         """Runs a program in a sandbox of its own, which is gone afterwards, and returns how it ended.
 
-        command: a text for the shell, or a program with its arguments. units: cores (an int, (least, most), or a set of
-        legal amounts; a fraction below 1 shares a core). memory: MiB or "2GiB"; without it there is no limit.
-        timeout: seconds of run time. deadline: seconds to wait for its start. retry: "safe" if it may run again after a
-        loss. parallel, duration: what is known of its speed-up: the fraction that scales, seconds on one core.
-        on_output: called with ("stdout" | "stderr", bytes) while it runs, best effort.
+        command: a text for the shell, or a program with its arguments. Options: see `RunOptions`.
         What the program did is an outcome, never an exception. Raises InvalidRequest for a bad request, ClientClosed.
         """
-        spec = self._spec(
-            kind=kind, units=units, memory=memory, timeout=timeout, deadline=deadline, retry=retry,
-            parallel=parallel, duration=duration, traceparent=traceparent,
-        )  # fmt: skip
-        payload = m.Run(
-            argv=request.argv(command),
-            stdin=stdin.encode() if isinstance(stdin, str) else stdin,
-            env=dict(env or {}),
-            cwd=cwd,
-            stream=on_output is not None,
-        )
-        return await self.perform(spec, payload, on_output=on_output)
+        return await self.perform(*build.program(command, self._trace_id, **options), on_output=options.get("on_output"))
 
     @asynccontextmanager
-    async def session(
-        self,
-        *,
-        image: str = "",
-        memory: int | str | None = None,
-        env: Mapping[str, str] | None = None,
-        idle_ttl: float = limits.SESSION_IDLE_MS_DEFAULT / 1e3,
-        deadline: float = limits.DEADLINE_MS_DEFAULT / 1e3,
-        timeout: float = limits.STARTUP_MS_MAX / 1e3,
-    ) -> AsyncIterator[Session]:
+    async def session(self, **options: Unpack[SessionOptions]) -> AsyncIterator[Session]:
         """A sandbox that lives from here to the end of the block. Its memory is held all the time, cores only by actions.
 
-        idle_ttl: seconds without an action after which it is closed. Raises SessionError if it cannot be opened.
+        Options: see `SessionOptions`. Raises SessionError if it cannot be opened, InvalidRequest, ClientClosed.
         """
-        box = await self.open_session(image=image, memory=memory, env=env, idle_ttl=idle_ttl, deadline=deadline, timeout=timeout)
+        box = await self.open_session(**options)
         try:
             yield box
         finally:
             await box.close()
 
-    async def open_session(
-        self,
-        *,
-        image: str = "",
-        memory: int | str | None = None,
-        env: Mapping[str, str] | None = None,
-        idle_ttl: float = limits.SESSION_IDLE_MS_DEFAULT / 1e3,
-        deadline: float = limits.DEADLINE_MS_DEFAULT / 1e3,
-        timeout: float = limits.STARTUP_MS_MAX / 1e3,
-    ) -> Session:
+    async def open_session(self, **options: Unpack[SessionOptions]) -> Session:
         """As `session`, for callers that close it themselves."""
-        # Making an empty sandbox twice harms nobody, so an executor's loss need not end the trajectory before it began.
-        spec = self._spec(
-            kind="session.open", units=0, memory=memory, timeout=timeout, deadline=deadline, retry="safe", idle_ttl=idle_ttl
-        )
-        return await Session.open(self, spec, m.SessionOpen(image=image, env=dict(env or {})))
+        return await Session.open(self, *build.opening(self._trace_id, **options))
 
     async def noop(self, *, units: request.Units = 1) -> Result:
         """An action that takes the whole path but starts no program, to measure the path."""
-        return await self.perform(self._spec(kind="noop", units=units), m.Noop())
+        return await self.perform(build.spec(self._trace_id, kind="noop", units=units), m.Noop())
 
     # --- for Session and the adapters --------------------------------------------------------------------------
 
-    def _spec(
-        self,
-        *,
-        kind: str,
-        units: request.Units = 0,
-        memory: int | str | None = None,
-        timeout: float = limits.TIMEOUT_MS_DEFAULT / 1e3,
-        deadline: float = limits.DEADLINE_MS_DEFAULT / 1e3,
-        retry: str = "never",
-        session: int = 0,
-        idle_ttl: float | None = None,
-        parallel: float | Mapping[int, float] | None = None,
-        duration: float | None = None,
-        traceparent: str | None = None,
-    ) -> m.ActionSpec:
-        cost: dict[str, m.Demand] = {}
-        demand = request.cpu(units)
-        if demand is not None:
-            cost["cpu"] = demand
-        if memory is not None:
-            cost["memory"] = m.Demand(low=request.memory_mib(memory))
-        return m.ActionSpec(
-            nonce=secrets.token_bytes(limits.NONCE_BYTES),
-            kind=kind,
-            cost=cost,
-            timeout_ms=request.milliseconds("timeout", timeout),
-            deadline_ms=request.milliseconds("deadline", deadline),
-            retry=retry,  # type: ignore[arg-type]  # checked with the rest when it is encoded
-            session=session,
-            idle_ttl_ms=request.milliseconds("idle_ttl", idle_ttl) if idle_ttl is not None else limits.SESSION_IDLE_MS_DEFAULT,
-            hint=request.hint(parallel, duration),
-            traceparent=traceparent if traceparent is not None else current_traceparent(self._trace_id),
-        )
+    @property
+    def trace_id(self) -> str:
+        return self._trace_id
 
     async def perform(self, spec: m.ActionSpec, payload: m.Payload, *, on_output: OnOutput | None = None) -> Result:
         """Submits one action and waits for its outcome. Cancelling the caller cancels the action."""
@@ -301,7 +216,7 @@ class Client:
         """A session that opened although its caller had given up: nobody else can close it."""
         if result.outcome is Outcome.OK and self._broker is not None and not self._broker.is_closed:
             closing = asyncio.create_task(
-                self.perform(self._spec(kind="session.close", session=n, timeout=60.0), m.SessionClose())
+                self.perform(build.spec(self._trace_id, kind="session.close", session=n), m.SessionClose())
             )
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Final, NamedTuple, NoReturn
 
 import msgspec
@@ -12,8 +12,8 @@ from tangram import messages as m
 from tangram.errors import InvalidRequest
 from tangram.rules import broken_rule
 
-Units = int | float | tuple[int, int] | Collection[int]
-"""Whole cores; a fraction below 1; (least, most); or a set or list of legal amounts."""
+Units = int | float | tuple[int, int] | Set[int]
+"""Whole cores; a fraction below 1; (least, most); or a set of legal amounts."""
 
 _MILLI: Final = 1000
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(|[KMGT]i?B?|[kmgt])")
@@ -55,6 +55,8 @@ def cpu(units: Units) -> m.Demand | None:
         isinstance(a, bool) or not isinstance(a, int) or not 1 <= a <= limits.AMOUNT_MAX // _MILLI for a in amounts
     ):
         _bad_units(units)
+    if isinstance(units, list):
+        raise InvalidRequest("units", "must be a tuple for a range, (least, most), or a set of legal amounts", units)
     if isinstance(units, tuple):
         if len(amounts) != 2 or amounts[0] > amounts[1]:
             _bad_units(units)
@@ -69,10 +71,13 @@ def _bad_units(units: object) -> NoReturn:
     raise InvalidRequest("units", "must be whole cores, a fraction of 0.01 to 0.99, (least, most), or a set of amounts", units)
 
 
-def milliseconds(field: str, seconds: float) -> int:
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 1e12:
-        raise InvalidRequest(field, "must be seconds, not negative", seconds)
-    return -int(-seconds * 1000 // 1)
+def milliseconds(field: str, seconds: float, low: int = 0, high: int = limits.DEADLINE_MS_MAX) -> int:
+    """Whole milliseconds, rounded up. Raises InvalidRequest if they are not `low` to `high`."""
+    if _is_number(seconds) and 0 <= seconds <= high / 1000:  # nan fails this too
+        rounded = -int(-seconds * 1000 // 1)
+        if low <= rounded:
+            return rounded
+    raise InvalidRequest(field, f"must be {low / 1000:g} to {high / 1000:g} seconds", seconds)
 
 
 def hint(parallel: float | Mapping[int, float] | None, duration: float | None) -> m.Hint | None:

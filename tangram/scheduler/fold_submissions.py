@@ -40,7 +40,7 @@ def _refuse(
     """An action that exists only until its rejection is in the log."""
     spec = m.ActionSpec(nonce=m.nonce_of(message.specs[index]), kind="invalid")
     order = (state.seq, index)
-    action = Action(id=action_id, order=order, key=key, spec=spec, payload_bytes=0, submitted_ns=state.now_ns)
+    action = Action(id=action_id, order=order, key=key, spec=spec, submitted_ns=state.now_ns)
     state.actions[action_id] = action
     client = state.clients.get(action_id[:2])
     if client is not None:
@@ -70,7 +70,6 @@ def _submit(state: State, key: str, action_id: ActionId, client: Client | None, 
         order=(state.seq, index),
         key=key,
         spec=spec,
-        payload_bytes=len(message.payloads[index]),
         submitted_ns=state.now_ns,
     )
     if spec.kind == "session.open":

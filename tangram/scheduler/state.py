@@ -82,7 +82,6 @@ class Action:
     order: Order
     key: str
     spec: m.ActionSpec
-    payload_bytes: int
     submitted_ns: int
     """Log time."""
     phase: Phase = Phase.NEW
@@ -202,7 +201,6 @@ class State:
     settings: dict[str, int] = field(default_factory=dict)
     window: int = 0
     digest: bytes = bytes(8)
-    admission_closed: bool = False
 
     actions: dict[ActionId, Action] = field(default_factory=dict)
     clients: dict[tuple[str, str], Client] = field(default_factory=dict)

@@ -172,7 +172,7 @@ async def test_live_output_arrives_before_the_end(client: tangram.Client) -> Non
     [
         ({"units": 0.001}, "units"),
         ({"units": (2, 1)}, "units"),
-        ({"timeout": 0}, "timeout_ms"),
+        ({"timeout": 0}, "timeout"),
         ({"timeout": float("nan")}, "timeout"),
         ({"memory": "lots"}, "memory"),
         ({"retry": "always"}, "retry"),

@@ -76,7 +76,7 @@ async def test_a_drain_ends_at_its_limit_and_says_what_it_ended(tmp_path: Path) 
         await asyncio.wait_for(chunks.wait(), 10)
         executor.process.send_signal(signal.SIGTERM)
         ended = await asyncio.gather(one_shot, in_session)
-        assert [result.outcome for result in ended] == [tangram.Outcome.ERROR, tangram.Outcome.ENVIRONMENT_LOST]
+        assert [result.outcome for result in ended] == [tangram.Outcome.LOST, tangram.Outcome.ENVIRONMENT_LOST]
         assert await asyncio.wait_for(executor.process.wait(), 10) == 0
 
 

@@ -162,7 +162,7 @@ def test_draining_returns_what_is_new_and_goes_on_with_its_sessions(core: Execut
 
 
 def test_a_probe_is_answered_and_a_dismissal_is_obeyed(core: ExecutorCore) -> None:
-    assert core.decisions(decided(1, m.Probe(number=7), m.Dismiss(reason="drained"))) == [c.Answer(7), c.Leave("drained")]
+    assert core.decisions(decided(1, m.Probe(number=7), m.Dismiss(reason="drained"))) == [c.Answer(7), c.Leave()]
 
 
 def test_items_for_other_kinds_of_executor_do_no_harm(core: ExecutorCore) -> None:

@@ -16,7 +16,7 @@ PAIRS = list(product(Phase, Phase))
 
 def action(phase: Phase) -> Action:
     spec = m.ActionSpec(nonce=bytes(8), kind="run")
-    return Action(id=ActionId("t", "c", 7), order=(1, 0), key="cpu", spec=spec, payload_bytes=0, submitted_ns=0, phase=phase)
+    return Action(id=ActionId("t", "c", 7), order=(1, 0), key="cpu", spec=spec, submitted_ns=0, phase=phase)
 
 
 @pytest.mark.parametrize(("before", "after"), PAIRS, ids=lambda phase: phase.name)

@@ -1,0 +1,99 @@
+"""From a caller's options to the spec and payload of an action."""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Unpack
+
+from tangram import limits
+from tangram import messages as m
+from tangram.errors import InvalidRequest
+from tangram.observe.trace import current_traceparent
+from tangram.producers import request
+from tangram.producers.options import DEADLINE_S, IDLE_TTL_S, STARTUP_S, TIMEOUT_S, RunOptions, SessionOptions
+
+
+def spec(
+    trace_id: str,
+    *,
+    kind: str,
+    units: request.Units = 0,
+    memory: int | str | None = None,
+    timeout: float = TIMEOUT_S,
+    deadline: float = DEADLINE_S,
+    retry: str = "never",
+    session: int = 0,
+    idle_ttl: float = IDLE_TTL_S,
+    parallel: float | Mapping[int, float] | None = None,
+    duration: float | None = None,
+    traceparent: str | None = None,
+) -> m.ActionSpec:
+    """The spec of an action. trace_id: of whoever asks, if there is no span. Raises InvalidRequest."""
+    cost: dict[str, m.Demand] = {}
+    demand = request.cpu(units)
+    if demand is not None:
+        cost["cpu"] = demand
+    if memory is not None:
+        cost["memory"] = m.Demand(low=request.memory_mib(memory))
+    if retry not in ("never", "safe"):
+        raise InvalidRequest("retry", 'must be "never" or "safe"', retry)
+    return m.ActionSpec(
+        nonce=secrets.token_bytes(limits.NONCE_BYTES),
+        kind=kind,
+        cost=cost,
+        timeout_ms=request.milliseconds("timeout", timeout, 1, limits.TIMEOUT_MS_MAX),
+        deadline_ms=request.milliseconds("deadline", deadline, 0, limits.DEADLINE_MS_MAX),
+        retry=retry,  # type: ignore[arg-type]  # checked above
+        session=session,
+        idle_ttl_ms=request.milliseconds("idle_ttl", idle_ttl, 1, limits.DEADLINE_MS_MAX),
+        hint=request.hint(parallel, duration),
+        traceparent=traceparent if traceparent is not None else current_traceparent(trace_id),
+    )
+
+
+def program(
+    command: str | Sequence[str], trace_id: str, *, session: int = 0, **options: Unpack[RunOptions]
+) -> tuple[m.ActionSpec, m.Run]:
+    """A program to run. Raises InvalidRequest."""
+    stdin = options.get("stdin", b"")
+    payload = m.Run(
+        argv=request.argv(command),
+        stdin=stdin.encode() if isinstance(stdin, str) else stdin,
+        env=dict(options.get("env") or {}),
+        cwd=options.get("cwd", ""),
+        stream=options.get("on_output") is not None,
+    )
+    made = spec(
+        trace_id,
+        kind=options.get("kind", "run"),
+        units=options.get("units", 1),
+        memory=options.get("memory"),
+        timeout=options.get("timeout", TIMEOUT_S),
+        deadline=options.get("deadline", DEADLINE_S),
+        retry=options.get("retry", "never"),
+        session=session,
+        parallel=options.get("parallel"),
+        duration=options.get("duration"),
+        traceparent=options.get("traceparent"),
+    )
+    unknown = options.keys() - RunOptions.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"run() takes no {', '.join(sorted(unknown))}: see tangram.producers.options.RunOptions")
+    return made, payload
+
+
+def opening(trace_id: str, **options: Unpack[SessionOptions]) -> tuple[m.ActionSpec, m.SessionOpen]:
+    """A session to open. Raises InvalidRequest."""
+    unknown = options.keys() - SessionOptions.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"session() takes no {', '.join(sorted(unknown))}: see tangram.producers.options.SessionOptions")
+    made = spec(
+        trace_id,
+        kind="session.open",
+        memory=options.get("memory"),
+        timeout=options.get("timeout", STARTUP_S),
+        deadline=options.get("deadline", DEADLINE_S),
+        # Making an empty sandbox twice harms nobody, so an executor's loss need not end the trajectory before it began.
+        retry="safe",
+        idle_ttl=options.get("idle_ttl", IDLE_TTL_S),
+    )
+    return made, m.SessionOpen(image=options.get("image", ""), env=dict(options.get("env") or {}))

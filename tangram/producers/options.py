@@ -1,0 +1,54 @@
+"""What a caller can say about an action and a session: one list, for the asyncio client and its blocking twin."""
+
+from collections.abc import Callable, Mapping
+from typing import Final, Literal, TypedDict
+
+from tangram import limits
+from tangram.producers.request import Units
+
+OnOutput = Callable[[str, bytes], None]
+"""Called with "stdout" or "stderr" and bytes, while the program runs; best effort."""
+
+TIMEOUT_S: Final = limits.TIMEOUT_MS_DEFAULT / 1e3
+DEADLINE_S: Final = limits.DEADLINE_MS_DEFAULT / 1e3
+STARTUP_S: Final = limits.STARTUP_MS_MAX / 1e3
+IDLE_TTL_S: Final = limits.SESSION_IDLE_MS_DEFAULT / 1e3
+
+
+class SessionRunOptions(TypedDict, total=False):
+    """units: cores: whole, (least, most), a set of legal amounts, or a fraction below 1. timeout: seconds of run time.
+    deadline: seconds to wait for its start. stdin, env, cwd: as for any program; nothing of the executor's environment is
+    passed on. parallel: the fraction of the run time that scales with cores, or seconds by units; duration: seconds on one
+    core. kind: names what this does; actions of one task and kind are taken to last alike. traceparent: W3C trace context."""
+
+    units: Units
+    timeout: float
+    deadline: float
+    stdin: bytes | str
+    env: Mapping[str, str] | None
+    cwd: str
+    parallel: float | Mapping[int, float] | None
+    duration: float | None
+    kind: str
+    on_output: OnOutput | None
+    traceparent: str | None
+
+
+class RunOptions(SessionRunOptions, total=False):
+    """And, for an action that has a sandbox of its own: memory: MiB or "2GiB", no limit without it; retry: "safe" if it may
+    run again after its executor was lost."""
+
+    memory: int | str | None
+    retry: Literal["never", "safe"]
+
+
+class SessionOptions(TypedDict, total=False):
+    """image: of the sandbox. memory: held as long as the session lives. env: of all its programs. idle_ttl: seconds without an
+    action after which it is closed. deadline: seconds to wait for it. timeout: seconds to make it."""
+
+    image: str
+    memory: int | str | None
+    env: Mapping[str, str] | None
+    idle_ttl: float
+    deadline: float
+    timeout: float
