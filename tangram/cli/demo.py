@@ -25,6 +25,7 @@ def add_to(commands: "Commands") -> None:
     command.add_argument("--sandbox", default="process", choices=["process"])
     command.add_argument("--seed", type=int, default=1)
     command.add_argument("--trajectories", type=common.positive, default=16, metavar="N")
+    command.add_argument("--timeline", type=Path, metavar="FILE", help="write what ran where under tangram as one HTML file")
     command.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     command.set_defaults(handler=handle)
 
@@ -37,12 +38,16 @@ def handle(given: argparse.Namespace) -> int:
 async def _run(given: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from tangram.demo.config import DemoConfig
+    from tangram.broker import Broker
+    from tangram.cli.replay import read_timeline, require_writable, write_timeline
+    from tangram.demo.config import TANGRAM, DemoConfig
     from tangram.demo.progress import Progress
     from tangram.demo.report import show
     from tangram.demo.runner import compare
     from tangram.local import LocalStack
 
+    if given.timeline is not None:
+        require_writable(given.timeline)
     config = DemoConfig(seed=given.seed, trajectories=given.trajectories)
     console = Console(stderr=given.json)
     command = f"tangram demo --seed {given.seed} --trajectories {given.trajectories}"
@@ -56,6 +61,12 @@ async def _run(given: argparse.Namespace) -> int:
         settings = {"static_units": config.static_units}
         async with LocalStack(folder / policy, policy=policy, settings=settings, verbose=given.verbose) as local:
             yield local.url
+            if given.timeline is not None and policy == TANGRAM:
+                broker = await Broker.connect(local.url, name="tangram demo timeline")
+                try:
+                    write_timeline(await read_timeline(broker), given.timeline)
+                finally:
+                    await broker.close()
 
     try:
         async with Progress(console) as progress:
@@ -67,6 +78,8 @@ async def _run(given: argparse.Namespace) -> int:
         shutil.rmtree(folder, ignore_errors=True)
     show(found, console)
     console.print(f"seed {given.seed}; again with: {command}")
+    if given.timeline is not None:
+        console.print(f"timeline: {given.timeline}", markup=False)
     if given.json:
         print(json.dumps(found))
     return 1 if any(figures["wrong"] for figures in found["policies"].values()) else 0

@@ -33,6 +33,7 @@ PURE = {
     "tangram.messages", "tangram.subjects", "tangram.outcomes", "tangram.limits", "tangram.errors", "tangram.rules",
     "tangram.producers.request", "tangram.producers.pending", "tangram.producers.result",
     "tangram.executors.core", "tangram.executors.backend",
+    "tangram.replay.facts", "tangram.replay.reasons", "tangram.replay.collector", "tangram.replay.timeline",
 }  # fmt: skip
 PEERS = ("tangram.producers", "tangram.scheduler", "tangram.executors")
 

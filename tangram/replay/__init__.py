@@ -1,0 +1,1 @@
+"""Reading a recorded log: what happened when, and why."""
