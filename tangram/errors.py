@@ -1,5 +1,10 @@
 """The exceptions of the package. What an action's program did is never one of them: that is an Outcome."""
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tangram.producers.result import Result
+
 
 class TangramError(Exception):
     """Base of everything that the package raises on purpose."""
@@ -27,7 +32,7 @@ class ConfigError(TangramError, ValueError):
 class SessionError(TangramError):
     """A session could not be opened. Attribute: result, the Result of the opening action."""
 
-    def __init__(self, result: object) -> None:
+    def __init__(self, result: "Result") -> None:
         self.result = result
         super().__init__(f"session could not be opened: {result}")
 

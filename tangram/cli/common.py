@@ -15,6 +15,16 @@ def add_verbose(command: argparse.ArgumentParser) -> None:
     command.add_argument("--verbose", action="store_true", help="say what is going on")
 
 
+def add_sandbox(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--sandbox", default="process", choices=["process", "docker"], help="process: no isolation")
+    command.add_argument("--image", default="", help="with docker: of sandboxes that name none")
+
+
+def sandbox_arguments(given: argparse.Namespace) -> list[str]:
+    """For the executors of a local stack."""
+    return ["--sandbox", given.sandbox, *(["--image", given.image] if given.image else [])]
+
+
 def settings(pairs: list[str]) -> dict[str, int]:
     """NAME=INTEGER pairs; raises ConfigError for an unknown name or a bad value."""
     from tangram.scheduler.policies import SETTINGS

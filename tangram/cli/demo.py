@@ -8,6 +8,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,11 +19,14 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
+DOCKER_IMAGE = "python:3.12-slim"
+
+
 def add_to(commands: "Commands") -> None:
     command = commands.add_parser("demo", help="the main job on an embedded broker, against a static baseline")
     common.add_verbose(command)
     command.add_argument("--workload", default="coding", choices=["coding"])
-    command.add_argument("--sandbox", default="process", choices=["process"])
+    common.add_sandbox(command)
     command.add_argument("--seed", type=int, default=1)
     command.add_argument("--trajectories", type=common.positive, default=16, metavar="N")
     command.add_argument("--timeline", type=Path, metavar="FILE", help="write what ran where under tangram as one HTML file")
@@ -44,22 +48,40 @@ async def _run(given: argparse.Namespace) -> int:
     from tangram.demo.progress import Progress
     from tangram.demo.report import show
     from tangram.demo.runner import compare
+    from tangram.executors.cpu.machine import host_cores
     from tangram.local import LocalStack
 
     if given.timeline is not None:
         require_writable(given.timeline)
+    docker = given.sandbox == "docker"
+    if docker and not given.image:
+        given.image = DOCKER_IMAGE
     config = DemoConfig(seed=given.seed, trajectories=given.trajectories)
+    if docker:  # in an image the interpreter has its usual name
+        config = replace(config, python="python3")
     console = Console(stderr=given.json)
     command = f"tangram demo --seed {given.seed} --trajectories {given.trajectories}"
+    if docker:
+        command += f" --sandbox docker --image {given.image}"
     running = asyncio.current_task()
     assert running is not None
     roles.on_signals(running.cancel, running.cancel)
+    # With a core for each trajectory a reservation never waits, and there is nothing to show.
+    usable = sum(len(node) for node in host_cores())
+    cores = min(usable, max(1, given.trajectories // 4))
     folder = Path(tempfile.mkdtemp(prefix="tangram-demo-"))
 
     @contextlib.asynccontextmanager
     async def stack(policy: str) -> AsyncIterator[str]:
         settings = {"static_units": config.static_units}
-        async with LocalStack(folder / policy, policy=policy, settings=settings, verbose=given.verbose) as local:
+        async with LocalStack(
+            folder / policy,
+            policy=policy,
+            settings=settings,
+            cores=cores,
+            verbose=given.verbose,
+            executor_arguments=common.sandbox_arguments(given),
+        ) as local:
             yield local.url
             if given.timeline is not None and policy == TANGRAM:
                 broker = await Broker.connect(local.url, name="tangram demo timeline")

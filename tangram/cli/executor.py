@@ -30,9 +30,10 @@ def add_to(commands: "Commands") -> None:
     cpu.add_argument(
         "--sandbox",
         default="process",
-        choices=["process", "none"],
-        help="process: no isolation; none: runs nothing, and may offer cores that do not exist (to measure the path)",
+        choices=["process", "docker", "none"],
+        help="process: no isolation; docker: containers; none: runs nothing, may offer cores that do not exist (to measure)",
     )
+    cpu.add_argument("--image", default="", help="image of programs without a session, and of sessions that name none")
     cpu.add_argument("--state", type=Path, help="folder for locks and sandboxes (default: $TANGRAM_HOME/executors)")
     cpu.add_argument("--drain", type=float, default=30.0, metavar="S", help="seconds that SIGTERM leaves what runs")
     cpu.add_argument("--no-cgroups", action="store_true", help="do not use control groups even where they can be written")
@@ -50,6 +51,7 @@ async def _run(given: argparse.Namespace) -> int:
     from tangram.config import broker_url, home
     from tangram.executors.backend import Backend
     from tangram.executors.cpu.process import ProcessBackend
+    from tangram.executors.docker import DockerBackend, DockerConfig, DockerUnavailable, Engine
     from tangram.executors.none import NoBackend
     from tangram.executors.presence import Claim, ExecutorAlreadyRunning
     from tangram.executors.service import ExecutorConfig, ExecutorReplaced, ExecutorService
@@ -64,9 +66,22 @@ async def _run(given: argparse.Namespace) -> int:
         drain_s=given.drain,
     )
 
+    engine: Engine | None = None
+    if given.sandbox == "docker":
+        try:
+            engine = Engine()
+            await engine.check(given.image)
+        except DockerUnavailable as error:
+            print(f"tangram: {error}", file=sys.stderr)
+            return 3
+
     def make_backend(claim: Claim) -> Backend:
         if given.sandbox == "none":
             return NoBackend()
+        if engine is not None:
+            claim.record("docker", engine=engine.url)
+            docker = DockerConfig(image=given.image, cgroups=False if given.no_cgroups else None)
+            return DockerBackend(engine, claim.incarnation, docker)
         backend = ProcessBackend(
             config.state / host / "sandboxes", claim.incarnation, cgroups=False if given.no_cgroups else None
         )

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 from tangram import roles
 from tangram.cli import common
-from tangram.errors import ConfigError
+from tangram.errors import ConfigError, SessionError
 from tangram.outcomes import Outcome
 
 if TYPE_CHECKING:
+    from tangram.producers.options import SessionRunOptions
     from tangram.producers.result import Result
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -29,6 +30,7 @@ def add_to(commands: "Commands") -> None:
     command.add_argument("--task", default="shell")
     command.add_argument("--units", default="1", metavar="N|A-B", help="cores: a number, a fraction, a range or a list 1,2,4")
     command.add_argument("--memory", metavar="SIZE", help='such as "2GiB" (default: no limit)')
+    command.add_argument("--image", default="", help="of its sandbox, where executors run containers")
     command.add_argument("--timeout", type=float, default=300.0, metavar="S", help="of its run time")
     command.add_argument("--deadline", type=float, default=3600.0, metavar="S", help="to wait for its start")
     command.add_argument("--json", action="store_true", help="print one JSON object instead of its output")
@@ -70,14 +72,19 @@ async def _run(given: argparse.Namespace) -> int:
         assert running is not None
         roles.on_signals(running.cancel, running.cancel)
         try:
-            result = await client.run(
-                given.argv,
-                units=units,
-                memory=given.memory,
-                timeout=given.timeout,
-                deadline=given.deadline,
-                on_output=None if given.json else show,
-            )
+            options: SessionRunOptions = {
+                "units": units,
+                "timeout": given.timeout,
+                "deadline": given.deadline,
+                "on_output": None if given.json else show,
+            }
+            if given.image:
+                async with client.session(image=given.image, memory=given.memory, deadline=given.deadline) as box:
+                    result = await box.run(given.argv, **options)
+            else:
+                result = await client.run(given.argv, memory=given.memory, **options)
+        except SessionError as error:
+            result = error.result
         except asyncio.CancelledError:
             return 130  # leaving the block sends the action's cancel
     if given.json:

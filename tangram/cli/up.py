@@ -23,6 +23,7 @@ def add_to(commands: "Commands") -> None:
     command.add_argument("--port", type=int, default=0, help="of the embedded broker (default: as last time, or any)")
     command.add_argument("--policy", default="tangram", choices=list(POLICIES))
     command.add_argument("--set", action="append", default=[], metavar="NAME=INTEGER")
+    common.add_sandbox(command)
     command.add_argument("--executors", type=common.positive, default=1, metavar="N")
     command.add_argument("--cores", type=common.positive, default=None, metavar="N", help="cores to offer (default: all)")
     command.set_defaults(handler=handle)
@@ -45,6 +46,7 @@ async def _run(given: argparse.Namespace) -> int:
         port=given.port,
         nats=given.nats,
         cores=given.cores or 0,
+        executor_arguments=common.sandbox_arguments(given),
         verbose=given.verbose,
     )
     stop = asyncio.Event()

@@ -77,6 +77,7 @@ class Claim:
         cgroup_paths: Iterable[Path] = (),
         folders: Iterable[Path] = (),
         ledgers: Iterable[Path] = (),
+        engine: str = "",
     ) -> None:
         """States, before anything is started, what a successor has to clean up: control groups, folders, and ledgers
         of process sessions (`ProcessBackend.paths`, `.folder`, `.ledger`). Raises OSError."""
@@ -85,6 +86,7 @@ class Claim:
             "cgroups": [str(path) for path in cgroup_paths],
             "folders": [str(path) for path in folders],
             "ledgers": [str(path) for path in ledgers],
+            "engine": engine,
         }
         _write_info(self.folder, self._info)
 
@@ -156,6 +158,10 @@ class DeadIncarnation:
             for ledger in self._paths("ledgers"):
                 leaders |= procs.read_ledger(ledger)
             gone &= procs.clear_now([mark], leaders, max(0.1, end - time.monotonic()))
+        if self.back_end == "docker":
+            from tangram.executors.docker.leftovers import remove_incarnation  # noqa: PLC0415 (only hosts with Docker need it)
+
+            gone &= remove_incarnation(self.incarnation, self._info.get("engine", ""), max(1.0, end - time.monotonic()))
         if not gone:
             return False
         done = [folders.remove(path) for path in self._paths("folders")]

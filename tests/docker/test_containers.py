@@ -1,0 +1,202 @@
+"""Containers that cannot be made, and none that is left behind."""
+
+import asyncio
+import contextlib
+import io
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+
+from tangram.executors.backend import Grant, SessionKey
+from tangram.executors.docker import DockerBackend, DockerConfig, DockerUnavailable, Engine, remove_incarnation
+from tangram.executors.docker.containers import find
+from tangram.messages import SessionOpen
+from tangram.outcomes import ErrorReason, Outcome
+
+from .conftest import IMAGE, Lab, running
+
+
+async def test_missing_image_is_one_line(local: Lab) -> None:
+    _, ended = await local.open(image="no/such-image:1")
+    assert (ended.outcome, ended.reason) == (Outcome.ERROR, ErrorReason.IMAGE)
+    assert ended.detail == "image 'no/such-image:1' is not on this host: docker pull no/such-image:1"
+    _, ended = await local.open(image="Not A Reference")
+    assert ended.outcome is Outcome.ERROR
+    assert "\n" not in ended.detail
+    await local.backend.settled()
+    assert await local.containers() == []
+
+
+async def test_missing_image_of_one_shots(docker: None) -> None:
+    async with running(DockerConfig(image="no/such-image:1")) as lab:
+        ended = await lab.run("true")
+        assert (ended.outcome, ended.reason) == (Outcome.ERROR, ErrorReason.IMAGE)
+
+
+async def test_image_that_cannot_be_started_leaves_nothing(local: Lab) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo("hello"))
+    query = {"fromSrc": "-", "repo": "tangram-test-empty", "tag": "latest"}
+    await local.engine.call("POST", "/images/create", query, tar=buffer.getvalue())
+    _, ended = await local.open(image="tangram-test-empty:latest")
+    assert (ended.outcome, ended.reason) == (Outcome.ERROR, ErrorReason.IMAGE), ended
+    assert "/bin/sh" in ended.detail
+    await asyncio.wait_for(local.backend.settled(), 10)
+    assert await local.containers() == []
+    await local.engine.call("DELETE", "/images/tangram-test-empty:latest")
+
+
+@pytest.mark.parametrize(("changes", "home"), [("USER daemon", "/workspace"), ("USER 1234:5678\nWORKDIR /srv/app", "/srv/app")])
+async def test_image_with_its_own_user(lab: Lab, changes: str, home: str) -> None:
+    async with lab.session():
+        (container,) = await lab.containers()
+        commit = {"container": container, "repo": "tangram-test-user", "tag": "latest", "changes": changes}
+        await lab.engine.call("POST", "/commit", commit, body={})
+    try:
+        async with lab.session(image="tangram-test-user:latest") as session:
+            assert (await lab.write(session, "a/b", b"1", 0o600)).outcome is Outcome.OK
+            ended = await lab.sh("pwd; id -u; stat -c %u a a/b; cat a/b", session=session)
+            user = "1" if "daemon" in changes else "1234"
+            assert ended.output.stdout.decode().split() == [home, user, user, user, "1"], ended
+            if home == "/workspace":
+                assert (await lab.sh("echo 1 >own", session=session)).outcome is Outcome.OK
+    finally:
+        await lab.engine.call("DELETE", "/images/tangram-test-user:latest", {"force": "1"})
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.01, 0.05, 0.1])
+async def test_cancelled_creation_leaves_nothing(local: Lab, delay: float) -> None:
+    opening = asyncio.create_task(local.open())
+    single = local.sh("sleep 97")
+    await asyncio.sleep(delay)
+    opening.cancel()
+    single.cancel()
+    await asyncio.gather(opening, single, return_exceptions=True)
+    end = time.monotonic() + 10
+    for key in list(local.backend._boxes):
+        await local.backend.close(key)
+    while await local.containers():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.05)
+    await asyncio.sleep(0.3)
+    assert await local.containers() == []
+
+
+async def test_many_at_once_wait_for_their_turn(local: Lab) -> None:
+    began = time.monotonic()
+    ended = await asyncio.gather(*(local.sh("exit 3") for _ in range(16)))
+    assert [each.exit_code for each in ended] == [3] * 16
+    assert time.monotonic() - began < 20
+
+
+async def test_stop_while_being_made(docker: None) -> None:
+    async with running(DockerConfig(image=IMAGE)) as lab:
+        opening = [asyncio.create_task(lab.open()) for _ in range(4)]
+        singles = [lab.sh("sleep 97") for _ in range(2)]
+        await asyncio.sleep(0.1)
+        began = time.monotonic()
+        await lab.backend.stop()
+        assert time.monotonic() - began < 15
+        await asyncio.gather(*opening, *singles, return_exceptions=True)
+        ended = await lab.run("true")
+        assert ended.outcome is Outcome.ERROR
+
+
+OWNER = """
+import asyncio, sys
+from tangram.executors.backend import ActionKey, Grant, SessionKey
+from tangram.executors.docker import DockerBackend, DockerConfig, Engine
+from tangram.messages import Run, SessionOpen
+async def main():
+    engine = Engine()
+    await engine.check()
+    backend = DockerBackend(engine, sys.argv[1], DockerConfig(image=sys.argv[2]))
+    await backend.open(SessionKey("t", "c", 1), SessionOpen(), Grant())
+    tasks = []
+    for n, where in ((2, SessionKey("t", "c", 1)), (3, None)):
+        key, run = ActionKey("t", "c", n), Run(argv=("sleep", "97"))
+        running = backend.run(key, 1, where, run, Grant(), timeout_ms=90_000, env={}, on_output=None)
+        tasks.append(asyncio.create_task(running))
+    await asyncio.sleep(1)
+    print("up", flush=True)
+    await asyncio.gather(*tasks)
+asyncio.run(main())
+"""
+
+
+async def test_leftovers_of_a_killed_owner(docker: None) -> None:
+    incarnation = f"dead{os.getpid()}"
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    owner = subprocess.Popen(  # noqa: ASYNC220 (it is killed, not awaited)
+        [sys.executable, "-c", OWNER, incarnation, IMAGE], stdout=subprocess.PIPE, env=env
+    )
+    assert owner.stdout is not None
+    assert await asyncio.to_thread(owner.stdout.readline) == b"up\n"
+    owner.send_signal(signal.SIGKILL)
+    owner.wait()
+    owner.stdout.close()
+    engine = Engine()
+    await engine.check()
+    assert len(await find(engine, incarnation)) == 2
+    assert remove_incarnation(incarnation)
+    assert await find(engine, incarnation) == []
+    assert remove_incarnation(incarnation)
+
+
+@contextlib.asynccontextmanager
+async def silent_daemon(path: Path, answers: int = 0):  # type: ignore[no-untyped-def]
+    """Accepts and, after that many calls, never answers."""
+    writers: list[asyncio.StreamWriter] = []
+    left = answers
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal left
+        writers.append(writer)
+        left -= 1
+        if left >= 0:
+            body = b'{"ApiVersion":"1.41","MinAPIVersion":"1.12","Os":"linux"}'
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+
+    server = await asyncio.start_unix_server(accept, path)
+    try:
+        yield f"unix://{path}"
+    finally:
+        server.close()
+        for writer in writers:
+            writer.transport.abort()
+        await server.wait_closed()
+
+
+async def test_silent_daemon_is_an_error_in_bounded_time(tmp_path: Path) -> None:
+    async with silent_daemon(tmp_path / "docker.sock") as url:
+        with pytest.raises(DockerUnavailable, match="did not answer"):
+            await Engine(url, call_s=0.3).check()
+    async with silent_daemon(tmp_path / "docker2.sock", 1) as url:
+        engine = Engine(url, call_s=0.3)
+        await engine.check()
+        backend = DockerBackend(engine, "silent", DockerConfig(image=IMAGE, create_s=0.5))
+        began = time.monotonic()
+        ended = await backend.open(SessionKey("t", "c", 1), SessionOpen(), Grant())
+        assert (ended.outcome, ended.reason) == (Outcome.ERROR, ErrorReason.DAEMON)
+        assert "\n" not in ended.detail
+        assert time.monotonic() - began < 3
+        assert not await asyncio.to_thread(remove_incarnation, "silent", url, 1.0)
+        began = time.monotonic()
+        await backend.stop()
+        assert time.monotonic() - began < 25
+
+
+async def test_no_daemon_is_one_line(docker: None, tmp_path: Path) -> None:
+    with pytest.raises(DockerUnavailable, match="no engine answers at unix:///"):
+        await Engine(f"unix://{tmp_path}/nothing.sock").check()
+    with pytest.raises(DockerUnavailable, match="docker pull no/such"):
+        await Engine().check("no/such")
+    with pytest.raises(DockerUnavailable, match="only unix"):
+        Engine("ssh://elsewhere")
