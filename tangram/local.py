@@ -122,6 +122,7 @@ class LocalStack:
         port: int = 0,
         nats: str | None = None,
         cores: int = 0,
+        scheduler_arguments: Sequence[str] = (),
         executor_arguments: Sequence[str] = (),
         verbose: bool = False,
     ) -> None:
@@ -133,6 +134,7 @@ class LocalStack:
         self.executors: list[RoleProcess] = []
         self._sync: Literal["always", "default"] = sync
         self._port, self._cores = port, cores
+        self._scheduler_arguments = list(scheduler_arguments)
         self._executor_arguments = list(executor_arguments)
         self._verbose = ["--verbose"] if verbose else []
         self._started = 0
@@ -165,6 +167,7 @@ class LocalStack:
 
     async def start_scheduler(self) -> RoleProcess:
         arguments = ["scheduler", "--policy", self.policy, *self._verbose]
+        arguments += self._scheduler_arguments
         for name, value in self.settings.items():
             arguments += ["--set", f"{name}={value}"]
         self.scheduler = await self._role("scheduler", arguments)

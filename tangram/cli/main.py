@@ -4,6 +4,7 @@ Exit codes: 0 done, 1 the job failed, 2 usage or configuration, 3 the broker or 
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import Final
@@ -40,6 +41,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"tangram: {error}", file=sys.stderr)
         return UNREACHABLE
     except TangramError as error:
+        print(f"tangram: {error}", file=sys.stderr)
+        return FAILED
+    except BrokenPipeError:
+        # Whoever read our output has gone, as `| head` does. Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except OSError as error:
         print(f"tangram: {error}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:

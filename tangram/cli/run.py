@@ -33,6 +33,7 @@ def add_to(commands: "Commands") -> None:
     command.add_argument("--image", default="", help="of its sandbox, where executors run containers")
     command.add_argument("--timeout", type=float, default=300.0, metavar="S", help="of its run time")
     command.add_argument("--deadline", type=float, default=3600.0, metavar="S", help="to wait for its start")
+    command.add_argument("-i", "--stdin", action="store_true", help="pass on standard input, read to its end first")
     command.add_argument("--json", action="store_true", help="print one JSON object instead of its output")
     command.add_argument("argv", nargs="+", metavar="CMD", help="the program and its arguments, after --")
     command.set_defaults(handler=handle)
@@ -77,6 +78,7 @@ async def _run(given: argparse.Namespace) -> int:
                 "timeout": given.timeout,
                 "deadline": given.deadline,
                 "on_output": None if given.json else show,
+                "stdin": sys.stdin.buffer.read() if given.stdin else b"",
             }
             if given.image:
                 async with client.session(image=given.image, memory=given.memory, deadline=given.deadline) as box:

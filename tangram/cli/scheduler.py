@@ -21,6 +21,9 @@ def add_to(commands: "Commands") -> None:
     command.add_argument("--name", default="scheduler", help="its name in the log")
     command.add_argument("--policy", default="tangram", choices=list(POLICIES))
     command.add_argument("--set", action="append", default=[], metavar="NAME=INTEGER", help=f"one of {', '.join(SETTINGS)}")
+    command.add_argument(
+        "--silence", type=float, default=30.0, metavar="S", help="an executor not heard of for so long is lost (default: 30)"
+    )
     command.set_defaults(handler=handle)
 
 
@@ -28,17 +31,19 @@ def handle(given: argparse.Namespace) -> int:
     roles.end_with_parent()
     roles.set_up_logging(given.verbose)
     settings = common.settings(given.set)
-    return roles.run_loop(_run(given.nats, given.name, given.policy, settings))
+    return roles.run_loop(_run(given, settings))
 
 
-async def _run(nats: str | None, name: str, policy: str, settings: dict[str, int]) -> int:
+async def _run(given: argparse.Namespace, settings: dict[str, int]) -> int:
     from tangram.broker import Broker
     from tangram.config import broker_url
     from tangram.scheduler.service import SchedulerConfig, SchedulerService, Superseded
 
     closed = asyncio.Event()
-    broker = await Broker.connect(broker_url(nats), name=f"tangram scheduler {name}", on_closed=closed.set)
-    service = SchedulerService(broker, SchedulerConfig(leader=name, policy=policy, settings=settings))
+    broker = await Broker.connect(broker_url(given.nats), name=f"tangram scheduler {given.name}", on_closed=closed.set)
+    service = SchedulerService(
+        broker, SchedulerConfig(leader=given.name, policy=given.policy, settings=settings, silence_s=given.silence)
+    )
     roles.on_signals(service.stop, service.stop)
     running = asyncio.create_task(service.run())
     ready = asyncio.create_task(service.leading.wait())

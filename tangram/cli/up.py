@@ -60,7 +60,8 @@ async def _run(given: argparse.Namespace) -> int:
         await starting
         where = f"nats://127.0.0.1:{stack.server.port}" if stack.server is not None else stack.url.rpartition("@")[2]
         print(f"tangram is up: {len(stack.executors)} executor(s), policy {stack.policy}, broker {where}", file=sys.stderr)
-        print("try: tangram run -- echo hello", file=sys.stderr)
+        prefix = f"TANGRAM_HOME={given.data} " if given.data else ""
+        print(f"try: {prefix}tangram run -- echo hello", file=sys.stderr)
         ended = asyncio.create_task(stack.wait_for_an_end())
         await asyncio.wait({ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not stop.is_set():

@@ -54,6 +54,8 @@ def program(
     command: str | Sequence[str], trace_id: str, *, session: int = 0, **options: Unpack[RunOptions]
 ) -> tuple[m.ActionSpec, m.Run]:
     """A program to run. Raises InvalidRequest."""
+    if options.get("units", 1) == 0:
+        raise InvalidRequest("units", "must not be 0: a program needs a core, or a fraction of one", 0)
     stdin = options.get("stdin", b"")
     payload = m.Run(
         argv=request.argv(command),

@@ -86,13 +86,18 @@ class Client:
 
     async def connect(self) -> None:
         """Connects, and waits for a scheduler that answers. Raises BrokerUnavailable with what to do about it."""
+        if self._broker is not None:
+            raise ClientClosed("a client connects once: make another")
         deadline_s = time.monotonic() + self._connect_timeout_s
-        self._broker = await Broker.connect(
-            broker_url(self._url),
-            name=f"tangram client {self.task}/{self.name}",
-            connect_timeout_s=self._connect_timeout_s,
-            on_closed=self._on_lost_for_good,
-        )
+        try:
+            self._broker = await Broker.connect(
+                broker_url(self._url),
+                name=f"tangram client {self.task}/{self.name}",
+                connect_timeout_s=self._connect_timeout_s,
+                on_closed=self._on_lost_for_good,
+            )
+        except BrokerUnavailable as error:
+            raise BrokerUnavailable(f"{error}; `tangram up` starts one on this machine") from None
         try:
             await self._broker.subscribe(subjects.results(self.task, self.name), self._on_result)
             hello = await self._hello(deadline_s)
@@ -192,7 +197,7 @@ class Client:
         """Submits one action; returns its number and what to await. Waits only while too many numbers are open."""
         wire = request.wire("cpu", spec, payload)
         if self._broker is None or self._publisher is None or self._broker.is_closed:
-            raise ClientClosed("the client is not connected")
+            raise ClientClosed("the client is not connected: use it in an `async with` block, or call connect()")
         if on_output is not None and not self._output_wanted:
             self._output_wanted = True
             await self._broker.subscribe(subjects.output(self.task, self.name), self._on_chunk)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Unpack
 from tangram import messages as m
 from tangram.errors import SessionError
 from tangram.producers import build
-from tangram.producers.options import SessionRunOptions
+from tangram.producers.options import DEADLINE_S, SessionRunOptions
 from tangram.producers.result import Result
 
 if TYPE_CHECKING:
@@ -51,4 +51,6 @@ class Session:
         return self._closed
 
     def _spec(self, kind: str, timeout: float) -> m.ActionSpec:
-        return build.spec(self._client.trace_id, kind=kind, session=self.n, timeout=timeout)
+        # A session's next action waits for the one before; closing must not wait an hour for what will never answer.
+        deadline = timeout if kind == "session.close" else DEADLINE_S
+        return build.spec(self._client.trace_id, kind=kind, session=self.n, timeout=timeout, deadline=deadline)

@@ -48,8 +48,7 @@ def started(state: State, holder: Incarnation, number: int, start: m.Start) -> N
     state.timers.cancel(("deadline", action_id))
     move(action, Phase.DECIDED)
     action.incarnation = holder.id
-    startup_ms = limits.STARTUP_MS_MAX if action.opens is not None else 0
-    allowed_ms = action.spec.timeout_ms + startup_ms + limits.KILL_BUDGET_MS + limits.BACKSTOP_GRACE_MS
+    allowed_ms = action.spec.timeout_ms + limits.KILL_BUDGET_MS + limits.BACKSTOP_GRACE_MS
     state.timers.set(("backstop", action_id), state.now_ns + allowed_ms * 1_000_000)
 
 

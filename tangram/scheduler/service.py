@@ -56,6 +56,8 @@ class SchedulerConfig:
     leader: str = "scheduler"
     policy: str = "tangram"
     settings: dict[str, int] = field(default_factory=dict)
+    silence_s: float = 30.0
+    """An executor without a heartbeat for so long, while our own connection works, is lost."""
 
 
 class Superseded(Exception):
@@ -82,11 +84,16 @@ class SchedulerService:
         self._last_tick_s = 0.0
         self._asks: list[tuple[float, Delivery, m.Ask]] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self._heard_s: dict[str, float] = {}
+        """When each live incarnation was last heard of, or since when we listen."""
+        self._checked_s = time.monotonic()
         self._stop = asyncio.Event()
 
     async def run(self) -> None:
         """Raises Superseded, NewerVersion, or BrokerError when the connection is closed for good."""
         asks = await self.broker.subscribe("tangram.ask.*.*", self._on_ask)
+        beats = await self.broker.subscribe("tangram.heartbeats.*", self._on_heartbeat)
+        forget = self.broker.on_reconnect(self._heard_s.clear)
         self._reader = await LogReader.start(self.broker, subjects.STREAM, 1)
         try:
             while not self._stop.is_set():
@@ -101,6 +108,8 @@ class SchedulerService:
                     log.warning("the broker does not take what is written, taking the lead again: %s", error)
                     await asyncio.sleep(LEAD_RETRY_S)
         finally:
+            forget()
+            await beats.unsubscribe()
             await asks.unsubscribe()
             await self._reader.close()
             for task in self._tasks:
@@ -145,7 +154,7 @@ class SchedulerService:
         self._answer_asks()
         if self.state.seq < self._written_seq:
             return
-        writes = [*await self._window(), *self._tick()]
+        writes = [*await self._window(), *self._tick(), *await self._silent()]
         if not writes:
             return
         acks = await writer.write_all([(subject, data, self._id(writer)) for subject, data in writes])
@@ -278,6 +287,40 @@ class SchedulerService:
         if self.state.seq < self._written_seq or not self.state.wants_ticks:
             return 1.0
         return min(self._until_tick_s(), 1.0)
+
+    # --- silence -----------------------------------------------------------------------------------------------
+
+    def _on_heartbeat(self, delivery: Delivery) -> None:
+        try:
+            self._heard_s[m.decode_heartbeat(delivery.data).incarnation] = time.monotonic()
+        except m.MALFORMED as error:
+            log.warning("heartbeat on %s dropped: %s", delivery.subject, error)
+
+    async def _silent(self) -> list[tuple[str, bytes]]:
+        """Losses to write, once a second. What a lost incarnation holds stays held until somebody proves it dead, so a loss
+        that was none costs outcomes and no safety; it reads of it in the log, ends what it runs, and joins anew."""
+        now_s = time.monotonic()
+        since_s = now_s - self._checked_s
+        if since_s < 1.0:
+            return []
+        self._checked_s = now_s
+        if since_s - 1.0 > self.config.silence_s / 2:  # we were stopped ourselves: what was said meanwhile is still unread
+            self._heard_s.clear()
+        live = [holder for holder in self.state.incarnations.values() if holder.live]
+        self._heard_s = {holder.id: self._heard_s.get(holder.id, now_s) for holder in live}
+        silent = [holder for holder in live if now_s - self._heard_s[holder.id] > self.config.silence_s]
+        if not silent:
+            return []
+        await self.broker.rtt()  # raises if it is we who hear nothing
+        reason = f"silent for {self.config.silence_s:g} s"
+        log.warning("lost: %s", ", ".join(f"{holder.executor} ({holder.id})" for holder in silent))
+        return [
+            (
+                subjects.CLOCK,
+                m.encode(m.ExecutorLost(epoch=self.state.epoch, executor=holder.executor, incarnation=holder.id, reason=reason)),
+            )
+            for holder in silent
+        ]
 
     # --- questions ---------------------------------------------------------------------------------------------
 

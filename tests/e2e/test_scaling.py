@@ -128,3 +128,44 @@ async def test_the_same_name_twice_on_one_host_is_refused(tmp_path: Path) -> Non
 
 def _decoded(message: object) -> object:
     return m.decode(message.subject, message.data)[1]  # type: ignore[attr-defined]
+
+
+async def test_a_host_that_vanishes_whole_is_lost_by_its_silence(tmp_path: Path) -> None:
+    """Nobody on it can testify: what it ran ends all the same, and new work goes elsewhere."""
+    arguments = ["--silence", "2"]
+    async with (
+        LocalStack(tmp_path, executors=0, scheduler_arguments=arguments) as stack,
+        tangram.Client(stack.url, task="scale") as client,
+    ):
+        await stack.start_executor("--name", "gone", "--host", "gone")
+        box = await client.open_session()
+        up = asyncio.Event()
+        running = [
+            asyncio.ensure_future(box.run("echo up; sleep 600", on_output=lambda *_: up.set(), units=0.1)),
+            asyncio.ensure_future(client.run("sleep 600", units=0.1)),
+        ]
+        await asyncio.wait_for(up.wait(), 10)
+        await stack.start_executor("--name", "here", "--host", "here")
+        stack.executors[0].process.kill()
+        ended = await asyncio.wait_for(asyncio.gather(*running), 30)
+        assert [result.outcome for result in ended] == [tangram.Outcome.ENVIRONMENT_LOST, tangram.Outcome.LOST]
+        assert (await asyncio.wait_for(box.close(), 10)).outcome is tangram.Outcome.ENVIRONMENT_LOST
+        async with client.session() as other:
+            assert (await other.run("true")).executor == "here"
+
+
+async def test_a_silent_executor_that_lives_joins_anew(tmp_path: Path) -> None:
+    arguments = ["--silence", "2"]
+    async with (
+        LocalStack(tmp_path, scheduler_arguments=arguments) as stack,
+        tangram.Client(stack.url, task="scale") as client,
+    ):
+        witness = tmp_path / "ran"
+        running = asyncio.ensure_future(client.run(f"echo x >> {witness}; sleep 600"))
+        await eventually("it runs", witness.exists)
+        stack.executors[0].process.send_signal(signal.SIGSTOP)
+        assert (await asyncio.wait_for(running, 30)).outcome is tangram.Outcome.LOST
+        stack.executors[0].process.send_signal(signal.SIGCONT)
+        assert (await asyncio.wait_for(client.run("true"), 30)).ok
+        assert witness.read_text() == "x\n"
+        fold(await whole_log(stack.url))

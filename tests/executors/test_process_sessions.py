@@ -96,10 +96,10 @@ async def test_opening_again_is_refused_and_keeps_the_first(lab: Lab) -> None:
     assert (await lab.read(session, "f")).output.data == b"kept"
 
 
-async def test_an_image_is_said_to_be_ignored(lab: Lab) -> None:
+async def test_an_image_is_refused_and_not_replaced_by_the_host(lab: Lab) -> None:
     ended = await lab.backend.open(UNKNOWN, SessionOpen(image="python:3.12"), Grant())
-    assert ended.outcome is Outcome.OK
-    assert "no isolation" in ended.detail
+    assert (ended.outcome, ended.reason) == (Outcome.ERROR, ErrorReason.IMAGE)
+    assert "--sandbox docker" in ended.detail
 
 
 async def test_a_sessions_environment_is_checked(lab: Lab) -> None:

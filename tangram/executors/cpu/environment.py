@@ -60,6 +60,8 @@ def build(
     env = {
         "PATH": os.environ.get("PATH") or _PATH_DEFAULT,
         "LANG": os.environ.get("LANG") or "C.UTF-8",
+        # A file written twice in one second, with the same size, would be run from the stale bytecode of the first.
+        "PYTHONDONTWRITEBYTECODE": "1",
         "HOME": str(home),
         "TMPDIR": str(tmp),
     }

@@ -83,6 +83,9 @@ class ProcessBackend:
     async def open(self, key: SessionKey, payload: SessionOpen, grant: Grant) -> Ended:
         if why := environment.environment_objection(payload.env):
             return Ended(outcome=Outcome.REJECTED, reason=RejectReason.INVALID, detail=why)
+        if payload.image:
+            detail = f"image {payload.image!r}: this executor runs no images; start one with --sandbox docker"
+            return Ended(outcome=Outcome.ERROR, reason=ErrorReason.IMAGE, detail=detail[: limits.DETAIL_LENGTH_MAX])
         if self._stopped or key in self._sessions:
             detail = "the executor is stopping" if self._stopped else "the session is open already"
             return Ended(outcome=Outcome.ERROR, reason=ErrorReason.INTERNAL, detail=detail)
@@ -95,8 +98,7 @@ class ProcessBackend:
             folders.remove(folder.path)
             return failed(error)
         self._sessions[key] = SessionState(key=key, folder=folder, enclosure=enclosure, env=payload.env)
-        detail = f"image {payload.image!r} is ignored: no isolation" if payload.image else ""
-        return Ended(outcome=Outcome.OK, detail=detail[: limits.DETAIL_LENGTH_MAX])
+        return Ended(outcome=Outcome.OK)
 
     async def close(self, key: SessionKey) -> Ended:
         session = self._sessions.get(key)

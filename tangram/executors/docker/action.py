@@ -229,7 +229,7 @@ class Action:
 
     def _environment(self, box: Box) -> dict[str, str]:
         units = str(max(1, len(self.grant.cores)))
-        env = {"LANG": "C.UTF-8", **dict.fromkeys(environment.THREADS, units)}
+        env = {"LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1", **dict.fromkeys(environment.THREADS, units)}
         if box.container.strict:
             env |= {"HOME": box.container.home, "TMPDIR": "/tmp"}
         for layer in (box.env, self.payload.env, self._env):
