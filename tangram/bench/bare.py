@@ -72,6 +72,9 @@ class BareClient:
             if future is not None:
                 future.set_result(None)
 
+    async def close(self) -> None:
+        await self._publisher.close(1.0)
+
     async def call(self) -> None:
         number = next(self._numbers)
         future = self._open[number] = asyncio.get_running_loop().create_future()

@@ -91,6 +91,7 @@ async def _bare(
             figures = await closed_loop(client.call, number, seconds, seconds / 4)
             rows.append(_row(sync, number, 1, figures))
             say(f"bare chain sync {sync:8}              in flight {number:5}  {_words(figures)}")
+        await client.close()
         return round(core.p50_ms, 4)
     finally:
         for role in processes:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import shutil
+import signal
 import tempfile
 import threading
 from collections.abc import Coroutine, Iterator
@@ -17,6 +18,11 @@ T = TypeVar("T")
 # mini-swe-agent reads these when it is imported, and makes the folder.
 os.environ["MSWEA_SILENT_STARTUP"] = os.environ["MSWEA_CONFIGURED"] = "1"
 os.environ["MSWEA_GLOBAL_CONFIG_DIR"] = tempfile.mkdtemp(prefix="tangram-test-mini-")
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A job in the background of a shell inherits that, and so would the programs of the local environment; ours do not.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class BlockingStack:
