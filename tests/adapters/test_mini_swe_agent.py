@@ -27,6 +27,7 @@ from minisweagent.exceptions import Submitted
 from minisweagent.models.test_models import DeterministicModel
 
 import tangram
+from tangram.errors import SessionError
 from tangram.limits import OUTPUT_BYTES_MAX
 from tangram.producers.adapters import background, mini_swe_agent
 from tangram.producers.adapters.mini_swe_agent import SandboxFailed, TangramEnvironment
@@ -266,10 +267,12 @@ def test_a_configuration_for_docker_is_taken(stack: BlockingStack, monkeypatch: 
     monkeypatch.setenv("TANGRAM_NATS", stack.url)
     mini_swe_agent.stand_in_for_docker()
     docker = DockerEnvironmentConfig(image="img", cwd="/tmp", env={"A": "1"}, forward_env=["FORWARDED", "UNSET"]).model_dump()
-    environment = get_environment({"environment_class": "docker", **docker})
+    with pytest.raises(SessionError, match="'img': this executor runs no images"):  # the image has reached it
+        get_environment({"environment_class": "docker", **docker})
+    environment = get_environment({"environment_class": "docker", **docker, "image": ""})
     assert isinstance(environment, TangramEnvironment)
     try:
-        assert run(environment, "echo $A $FORWARDED $0; pwd")["output"] == "1 from here bash\n/tmp\n"
+        assert run(environment, "echo $A $FORWARDED; pwd")["output"] == "1 from here\n/tmp\n"
         assert set(docker) <= set(environment.get_template_vars())
     finally:
         environment.cleanup()

@@ -214,7 +214,7 @@ async def test_the_environment_is_an_allow_list(lab: Lab, monkeypatch: pytest.Mo
     assert env == {
         "LAYER": "action", "FIRST": "1", "OMP_NUM_THREADS": "7", "TANGRAM_UNITS": "1", "TRACEPARENT": "00-a-b-01",
         "TANGRAM_INCARNATION": lab.incarnation, "TANGRAM_ATTEMPT": "2", "TANGRAM_ACTION": "task/client/2",
-        "TANGRAM_SESSION": "task/client/1",
+        "TANGRAM_SESSION": "task/client/1", "PYTHONDONTWRITEBYTECODE": "1",
     }  # fmt: skip
 
 
