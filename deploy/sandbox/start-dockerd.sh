@@ -10,6 +10,9 @@ if answers; then
   exit 0
 fi
 command -v dockerd >/dev/null || { echo "dockerd is not installed (Debian: apt-get install docker.io)" >&2; exit 1; }
+# After a crash the file is still there, and dockerd refuses to start if anything else has its number by now.
+old=/var/run/docker.pid
+if [ -f "$old" ] && ! grep -qs dockerd "/proc/$(cat "$old")/comm"; then rm -f "$old"; fi
 log=${pid_file%.pid}.log
 # Both streams go to a file: an engine that shares a terminal or pipe with its caller would hold it open.
 nohup dockerd >"$log" 2>&1 </dev/null &

@@ -106,7 +106,7 @@ def test_no_path_of_a_developers_machine() -> None:
 
 
 def test_private_paths_are_recognized() -> None:
-    for line in ("cd /work/main", '"/home/alice/x"', "=/root/.cache"):
+    for line in ("cd /work/x", '"/home/alice/x"', "=/root/.cache"):
         assert PRIVATE_PATHS.search(line)
     for line in ("a/work/b", "./home/x", "$HOME/root/x", "/workspace/x", "/root/ is a folder"):
         assert not PRIVATE_PATHS.search(line)
