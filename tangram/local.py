@@ -15,7 +15,8 @@ from tangram.broker import Broker, EmbeddedServer, apply
 from tangram.errors import TangramError
 from tangram.roles import PARENT, READY_FD
 
-READY_TIMEOUT_S: Final = 30.0
+READY_TIMEOUT_S: Final = 600.0
+"""A scheduler reads the whole log first: 1.3 million actions take over half a minute. One that fails says so at once."""
 STOP_TIMEOUT_S: Final = 15.0
 
 

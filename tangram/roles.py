@@ -2,7 +2,6 @@
 
 import asyncio
 import ctypes
-import gc
 import logging
 import os
 import signal
@@ -19,8 +18,6 @@ _PR_SET_PDEATHSIG: Final = 1
 
 def run_loop(main: Coroutine[Any, Any, int]) -> int:
     """Runs `main` on uvloop where it is installed, else on asyncio's loop; returns its exit code."""
-    # Messages make many short-lived objects and few cycles; the default looks for cycles every 700 allocations.
-    gc.set_threshold(20_000, 20, 100)
     try:
         import uvloop  # noqa: PLC0415  # optional
 

@@ -87,6 +87,8 @@ class ExecutorCore:
     executor: str
     incarnation: str
     next_number: int = 1
+    epoch: int = 0
+    """The newest leader's record that was seen; 0 before the first."""
     draining: bool = False
     lost: bool = False
     running: dict[Attempt, m.Start] = field(default_factory=dict)
@@ -94,8 +96,16 @@ class ExecutorCore:
     held: dict[int, m.DecisionsMade] = field(default_factory=dict)
     """Messages behind a hole, by number."""
 
-    def decisions(self, message: m.DecisionsMade) -> list[Instruction]:
+    def led(self, seq: int) -> None:
+        """A leader's record stands at `seq`: what an older one is said to have decided behind it is not a decision."""
+        self.epoch = max(self.epoch, seq)
+
+    def decisions(self, message: m.DecisionsMade, seq: int) -> list[Instruction]:
+        """A message that is stored at `seq`. One that the fold calls stale uses up no number, here as there; an older leader's
+        that comes again late still fills its hole, because it stands before the newer record."""
         if self.lost or message.incarnation != self.incarnation:
+            return []
+        if message.epoch >= seq or message.epoch < self.epoch < seq:
             return []
         if message.number < self.next_number or message.number in self.held:
             return []

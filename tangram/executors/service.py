@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from tangram import limits, subjects
 from tangram import messages as m
-from tangram.broker import Broker, BrokerError, BrokerTimeout, BrokerUnavailable, Busy, Delivered, PullLoop
+from tangram.broker import Broker, BrokerError, BrokerTimeout, BrokerUnavailable, Busy, Delivered, PullLoop, last_for
 from tangram.errors import NewerVersion
 from tangram.executors import core as c
 from tangram.executors.backend import Backend, Ended, Grant, SessionKey
@@ -107,10 +107,12 @@ class _Life:
         try:
             dead = await self._find_dead()
             await self._join(dead)
+            leader = await last_for(self.broker, subjects.STREAM, subjects.LEADER)
         except BaseException:
             await self.backend.stop()
             self.claim.release()
             raise
+        self.core.led(leader.seq if leader is not None else 0)
         self._outbox = Outbox(self.broker, self.config.name, self.core.incarnation)
         for each in dead:
             each.forget()
@@ -224,9 +226,11 @@ class _Life:
     def _fold(self, delivered: Delivered) -> list[c.Instruction]:
         _, message = m.decode(delivered.subject, delivered.data)
         if isinstance(message, m.DecisionsMade):
-            return self.core.decisions(message)
+            return self.core.decisions(message, delivered.seq)
         if isinstance(message, m.Ticked | m.ExecutorLost | m.Settings):
             return self.core.clock(message)
+        if isinstance(message, m.LeaderStarted):
+            self.core.led(delivered.seq)
         if isinstance(message, m.ExecutorJoined):
             return self.core.joined(message)
         return []
@@ -316,6 +320,9 @@ class _Life:
             # Its units are in use whatever we say: the answer would give them to the next one.
             log.error("%s: a process survives SIGKILL; its units stay held", attempt.action)
             await asyncio.sleep(SWEEP_S)
+        if ended.session_lost and start.session:
+            # The answer ends the session and gives its memory back: what still runs in it has to end first.
+            await self._clear(SessionKey(start.task, start.client, start.session))
         self._tasks.pop(attempt, None)
         self._entered.discard(attempt)
         if self._ending and attempt in self._killed:
@@ -401,10 +408,14 @@ class _Life:
         return send
 
     async def _close_session(self, session: SessionKey) -> None:
+        await self._clear(session)
+        self._perform(self.core.session_closed(session, "closed"))
+
+    async def _clear(self, session: SessionKey) -> None:
+        """Returns when nothing of the sandbox is left, however long that takes."""
         while (ended := await self.backend.close(session)).outcome is not Outcome.OK:
             log.error("%s could not be closed, again: %s", session, ended.detail)
             await asyncio.sleep(SWEEP_S)
-        self._perform(self.core.session_closed(session, "closed"))
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)

@@ -51,7 +51,7 @@ class ActionSpec(Request, frozen=True, kw_only=True):
     idle_ttl_ms: Annotated[int, Meta(ge=1, le=limits.DEADLINE_MS_MAX)] = limits.SESSION_IDLE_MS_DEFAULT
     hint: Hint | None = None
     key: Annotated[str, Meta(max_length=200)] = ""
-    traceparent: Annotated[str, Meta(max_length=64)] = ""
+    traceparent: Annotated[str, Meta(max_length=64, pattern=r"^[0-9a-f-]*\Z")] = ""
     payload_blob: Annotated[str, Meta(max_length=128)] = ""
 
 

@@ -59,7 +59,7 @@ def program(
     stdin = options.get("stdin", b"")
     payload = m.Run(
         argv=request.argv(command),
-        stdin=stdin.encode() if isinstance(stdin, str) else stdin,
+        stdin=_bytes("stdin", stdin),
         env=dict(options.get("env") or {}),
         cwd=options.get("cwd", ""),
         stream=options.get("on_output") is not None,
@@ -81,6 +81,13 @@ def program(
     if unknown:
         raise TypeError(f"run() takes no {', '.join(sorted(unknown))}: see tangram.producers.options.RunOptions")
     return made, payload
+
+
+def _bytes(field: str, value: bytes | str) -> bytes:
+    try:
+        return value.encode() if isinstance(value, str) else value
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(field, f"must be text that UTF-8 can hold, or bytes: {error.reason}") from None
 
 
 def opening(trace_id: str, **options: Unpack[SessionOptions]) -> tuple[m.ActionSpec, m.SessionOpen]:

@@ -35,6 +35,8 @@ PATIENCE_S: Final = 5.0
 PATIENCE_MAX_S: Final = 60.0
 """An action without an outcome is asked for after the first, then ever more rarely, down to the second."""
 WATCH_S: Final = 0.5
+BORN_REFRESH_S: Final = 3_600.0
+"""Well below the time after which a client without actions is forgotten: who was born before that would be refused."""
 ASK_TIMEOUT_S: Final = 5.0
 CONNECT_RETRY_S: Final = 0.1
 CLOSE_TIMEOUT_S: Final = 5.0
@@ -57,6 +59,7 @@ class Client:
         self._broker: Broker | None = None
         self._ledger = Ledger()
         self._born = 0
+        self._born_s = 0.0
         self._stored_seq = 0
         self._room = asyncio.Event()
         self._look = asyncio.Event()
@@ -105,6 +108,7 @@ class Client:
             await self._broker.close()
             raise
         self._born = self._ledger.read_seq = hello.through_seq
+        self._born_s = time.monotonic()
         self._ledger.next_n = max(self._ledger.next_n, hello.next_n)
         self._publisher = GroupedPublisher(
             self._broker,
@@ -323,10 +327,12 @@ class Client:
             ledger = self._ledger
             doubtful = ledger.doubtful(time.monotonic())
             was_behind, ledger.behind = ledger.behind, False
-            if not doubtful and not was_behind:
+            old = time.monotonic() - self._born_s > BORN_REFRESH_S
+            if not doubtful and not was_behind and not old:
                 continue
             try:
                 through_seq = await self._ask(doubtful)
+                self._born, self._born_s = max(self._born, through_seq), time.monotonic()
                 if was_behind:
                     ledger.read_seq = max(ledger.read_seq, through_seq)
             except (BrokerError, *m.MALFORMED) as error:

@@ -101,9 +101,10 @@ class Ledger:
             pending = self.open.get(n)
             if pending is None:
                 continue
-            pending.asked_s = now_s
+            waited_s, pending.asked_s = now_s - pending.asked_s, now_s
             if n in open_:
-                pending.patience_s = min(2 * pending.patience_s, patience_max_s)
+                if waited_s >= pending.patience_s:  # asked for its own sake, and not because another was missed
+                    pending.patience_s = min(2 * pending.patience_s, patience_max_s)
             elif n in unseen and pending.stored:
                 again.append(n)
         return again

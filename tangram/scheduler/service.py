@@ -140,6 +140,8 @@ class SchedulerService:
         # What has been read so far lives long: keep the collector from walking it again and again.
         gc.collect()
         gc.freeze()
+        # The fold makes many short-lived objects and few cycles. (Not in executors: there cycles hold outputs.)
+        gc.set_threshold(20_000, 20, 100)
         self.leading.set()
         log.info("leading since sequence %d, log read up to %d", writer.epoch, self.state.seq)
         while not self._stop.is_set():
@@ -217,7 +219,12 @@ class SchedulerService:
                     subjects.STREAM,
                     subjects.consumer(incarnation),
                     # Its own subject too: there it sees, in the log's order, when it is replaced.
-                    filter_subjects=[subjects.decisions_of(executor), subjects.executors(executor), subjects.CLOCK],
+                    filter_subjects=[
+                        subjects.decisions_of(executor),
+                        subjects.executors(executor),
+                        subjects.CLOCK,
+                        subjects.LEADER,
+                    ],
                     start_seq=joined_seq,
                     ack_wait_s=limits.ACK_WAIT_S,
                     max_ack_pending=limits.CONSUMER_ACK_PENDING_MAX,

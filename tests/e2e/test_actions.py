@@ -206,3 +206,12 @@ async def test_no_scheduler_is_one_clear_line() -> None:
     with pytest.raises(tangram.BrokerUnavailable, match="cannot connect"):
         async with tangram.Client("nats://127.0.0.1:1", task="test", connect_timeout=0.5):
             pass
+
+
+async def test_a_lost_session_is_empty_before_its_memory_is_given_back(client: tangram.Client) -> None:
+    box = await client.open_session(memory="64MiB")
+    left = await box.run("nohup sleep 600 >/dev/null 2>&1 & echo started")
+    await eventually("it lives on", lambda: processes_with(left.id))
+    lost = await box.run('rm -rf "$HOME"')
+    assert lost.outcome is Outcome.ENVIRONMENT_LOST
+    assert not processes_with(left.id)  # when the answer is here, not some time later

@@ -26,6 +26,10 @@ def decided(number: int, *items: m.Item, incarnation: str = "me", epoch: int = 1
     )
 
 
+def read(core: ExecutorCore, message: m.DecisionsMade, seq: int = 100) -> list[c.Instruction]:
+    return core.decisions(message, seq)
+
+
 def attempt(n: int, number: int = 1) -> Attempt:
     return Attempt(ActionKey("t", "c", n), number)
 
@@ -39,49 +43,59 @@ def begun(instructions: list[c.Instruction]) -> list[int]:
 
 
 def open_session(core: ExecutorCore, n: int, number: int) -> None:
-    core.decisions(decided(number, start(n, kind="session.open")))
+    read(core, decided(number, start(n, kind="session.open")))
     core.ended(attempt(n), result(), None)
 
 
 def test_a_start_is_begun_once_however_often_it_is_delivered(core: ExecutorCore) -> None:
-    assert begun(core.decisions(decided(1, start(1)))) == [1]
-    assert core.decisions(decided(1, start(1))) == []
+    assert begun(read(core, decided(1, start(1)))) == [1]
+    assert read(core, decided(1, start(1))) == []
     core.ended(attempt(1), result(), None)
-    assert core.decisions(decided(1, start(1))) == []
+    assert read(core, decided(1, start(1))) == []
 
 
 def test_what_follows_a_hole_waits_until_it_is_filled(core: ExecutorCore) -> None:
-    assert core.decisions(decided(3, start(3))) == []
-    assert core.decisions(decided(2, start(2))) == []
-    assert begun(core.decisions(decided(1, start(1)))) == [1, 2, 3]
+    assert read(core, decided(3, start(3))) == []
+    assert read(core, decided(2, start(2))) == []
+    assert begun(read(core, decided(1, start(1)))) == [1, 2, 3]
 
 
 def test_an_empty_message_fills_a_hole(core: ExecutorCore) -> None:
-    core.decisions(decided(2, start(2)))
-    assert begun(core.decisions(decided(1))) == [2]
+    read(core, decided(2, start(2)))
+    assert begun(read(core, decided(1))) == [2]
 
 
 def test_decisions_for_another_incarnation_are_dropped(core: ExecutorCore) -> None:
-    assert core.decisions(decided(1, start(1), incarnation="other")) == []
-    assert begun(core.decisions(decided(1, start(2)))) == [2]
+    assert read(core, decided(1, start(1), incarnation="other")) == []
+    assert begun(read(core, decided(1, start(2)))) == [2]
 
 
 def test_a_number_of_an_older_leader_fills_the_hole_behind_a_newer_ones(core: ExecutorCore) -> None:
-    """Redelivered late: the fence has let it into the log, so it counts."""
-    core.decisions(decided(2, start(2), epoch=5))
-    assert begun(core.decisions(decided(1, start(1), epoch=4))) == [1, 2]
+    """Redelivered late: it stands before the newer record, so it counts."""
+    core.led(4)
+    core.led(20)
+    assert read(core, decided(2, start(2), epoch=20), seq=21) == []
+    assert begun(read(core, decided(1, start(1), epoch=4), seq=19)) == [1, 2]
+
+
+@pytest.mark.parametrize("epoch", [0, 4, 100, 1 << 61])
+def test_what_no_leader_has_decided_is_not_begun_and_uses_up_no_number(core: ExecutorCore, epoch: int) -> None:
+    core.led(4)
+    core.led(20)
+    assert read(core, decided(1, start(1), epoch=epoch), seq=30) == []
+    assert begun(read(core, decided(1, start(2), epoch=20), seq=31)) == [2]
 
 
 def test_after_its_loss_nothing_is_begun(core: ExecutorCore) -> None:
     lost = m.ExecutorLost(epoch=1, executor="e", incarnation="me", reason="silent")
     assert core.clock(lost) == [c.Abandon("silent")]
     assert core.clock(lost) == []
-    assert core.decisions(decided(1, start(1))) == []
+    assert read(core, decided(1, start(1))) == []
 
 
 def test_another_loss_is_no_business_of_it(core: ExecutorCore) -> None:
     assert core.clock(m.ExecutorLost(epoch=1, executor="e", incarnation="other")) == []
-    assert begun(core.decisions(decided(1, start(1)))) == [1]
+    assert begun(read(core, decided(1, start(1)))) == [1]
 
 
 def test_a_join_under_its_name_replaces_it(core: ExecutorCore) -> None:
@@ -92,25 +106,25 @@ def test_a_join_under_its_name_replaces_it(core: ExecutorCore) -> None:
 
     assert core.joined(joined("me")) == []
     assert [type(i) for i in core.joined(joined("successor"))] == [c.Abandon]
-    assert core.decisions(decided(1, start(1))) == []
+    assert read(core, decided(1, start(1))) == []
 
 
 def test_a_cancel_ends_what_runs_and_nothing_else(core: ExecutorCore) -> None:
-    core.decisions(decided(1, start(1)))
+    read(core, decided(1, start(1)))
     cancel = m.Cancel(task="t", client="c", n=1)
-    assert core.decisions(decided(2, cancel)) == [c.Kill(attempt(1))]
+    assert read(core, decided(2, cancel)) == [c.Kill(attempt(1))]
     core.ended(attempt(1), result(Outcome.CANCELLED), None)
-    assert core.decisions(decided(3, cancel)) == []
-    assert core.decisions(decided(4, m.Cancel(task="t", client="c", n=9))) == []
+    assert read(core, decided(3, cancel)) == []
+    assert read(core, decided(4, m.Cancel(task="t", client="c", n=9))) == []
 
 
 def test_a_cancel_names_its_attempt(core: ExecutorCore) -> None:
-    core.decisions(decided(1, start(1, attempt=2)))
-    assert core.decisions(decided(2, m.Cancel(task="t", client="c", n=1, attempt=1))) == []
+    read(core, decided(1, start(1, attempt=2)))
+    assert read(core, decided(2, m.Cancel(task="t", client="c", n=1, attempt=1))) == []
 
 
 def test_an_ending_is_reported_with_its_output(core: ExecutorCore) -> None:
-    core.decisions(decided(1, start(1)))
+    read(core, decided(1, start(1)))
     output = m.Output(stdout=b"x")
     assert core.ended(attempt(1), result(), output) == [c.Finish(ActionKey("t", "c", 1), result(), output)]
     with pytest.raises(KeyError):
@@ -119,52 +133,52 @@ def test_an_ending_is_reported_with_its_output(core: ExecutorCore) -> None:
 
 def test_a_session_is_there_from_its_opening_to_its_closing(core: ExecutorCore) -> None:
     open_session(core, 1, 1)
-    assert begun(core.decisions(decided(2, start(2, session=1)))) == [2]
+    assert begun(read(core, decided(2, start(2, session=1)))) == [2]
     core.ended(attempt(2), result(), None)
-    core.decisions(decided(3, start(3, kind="session.close", session=1)))
+    read(core, decided(3, start(3, kind="session.close", session=1)))
     core.ended(attempt(3), result(), None)
     assert core.is_idle
-    (finish,) = core.decisions(decided(4, start(4, session=1)))
+    (finish,) = read(core, decided(4, start(4, session=1)))
     assert isinstance(finish, c.Finish)
     assert finish.result.outcome is Outcome.ENVIRONMENT_LOST
 
 
 @pytest.mark.parametrize("outcome", [Outcome.CANCELLED, Outcome.ERROR])
 def test_an_opening_that_failed_made_no_session(core: ExecutorCore, outcome: Outcome) -> None:
-    core.decisions(decided(1, start(1, kind="session.open")))
+    read(core, decided(1, start(1, kind="session.open")))
     core.ended(attempt(1), result(outcome), None)
     assert core.sessions == {}
 
 
 def test_a_lost_sandbox_is_no_session_any_more(core: ExecutorCore) -> None:
     open_session(core, 1, 1)
-    core.decisions(decided(2, start(2, session=1)))
+    read(core, decided(2, start(2, session=1)))
     core.ended(attempt(2), result(Outcome.ENVIRONMENT_LOST), None, session_lost=True)
     assert core.sessions == {}
 
 
 def test_ending_a_session_is_answered_whether_or_not_it_exists(core: ExecutorCore) -> None:
     open_session(core, 1, 1)
-    assert core.decisions(decided(2, m.EndSession(task="t", client="c", session=1))) == [c.CloseSession(SessionKey("t", "c", 1))]
+    assert read(core, decided(2, m.EndSession(task="t", client="c", session=1))) == [c.CloseSession(SessionKey("t", "c", 1))]
     (report,) = core.session_closed(SessionKey("t", "c", 1), "closed")
     assert isinstance(report, c.Report)
-    (again,) = core.decisions(decided(3, m.EndSession(task="t", client="c", session=1)))
+    (again,) = read(core, decided(3, m.EndSession(task="t", client="c", session=1)))
     assert isinstance(again, c.Report)
 
 
 def test_draining_returns_what_is_new_and_goes_on_with_its_sessions(core: ExecutorCore) -> None:
     open_session(core, 1, 1)
     core.draining = True
-    instructions = core.decisions(decided(2, start(2), start(3, session=1), start(4, kind="session.open")))
+    instructions = read(core, decided(2, start(2), start(3, session=1), start(4, kind="session.open")))
     assert begun(instructions) == [3]
     returned = [i.item for i in instructions if isinstance(i, c.Return)]
     assert [(item.n, item.number) for item in returned] == [(2, 2), (4, 2)]
 
 
 def test_a_probe_is_answered_and_a_dismissal_is_obeyed(core: ExecutorCore) -> None:
-    assert core.decisions(decided(1, m.Probe(number=7), m.Dismiss(reason="drained"))) == [c.Answer(7), c.Leave()]
+    assert read(core, decided(1, m.Probe(number=7), m.Dismiss(reason="drained"))) == [c.Answer(7), c.Leave()]
 
 
 def test_items_for_other_kinds_of_executor_do_no_harm(core: ExecutorCore) -> None:
     items = (m.Resize(task="t", client="c", n=1), m.Prefetch(service="s"), m.Evict(service="s"), start(1))
-    assert begun(core.decisions(decided(1, *items))) == [1]
+    assert begun(read(core, decided(1, *items))) == [1]
