@@ -48,7 +48,13 @@ STARTUP_MS_MAX: Final = 600_000
 CLIENT_TTL_NS: Final = 24 * 3_600 * 1_000_000_000
 """A client without open actions is forgotten after this."""
 
+KEY_TTL_NS: Final = 3_600 * 1_000_000_000
+"""A caller's own key stands for its action so long after its end: longer than anybody retries."""
+
 # --- state -----------------------------------------------------------------------------------------------------
+KEY_LENGTH_MAX: Final = 200
+KEYS_PER_CLIENT_MAX: Final = 65_536
+"""Keys that one client may have in use; some 20 MB of the scheduler's memory."""
 CLIENT_SEEN_WIDTH_MAX: Final = 65_536
 """Ids a client may have above its `done_below`; bounds the memory that one client costs the core."""
 ATTEMPTS_MAX: Final = 3
