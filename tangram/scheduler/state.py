@@ -214,9 +214,7 @@ class Owed:
     """incarnation -> (executor, reason): tells a process that is still there that it was replaced."""
 
     def __bool__(self) -> bool:
-        return bool(
-            self.rulings or self.conflicts or self.cancels or self.ends or self.dismissals or self.fillers or self.losses
-        )
+        return bool(self.rulings or self.conflicts or self.cancels or self.ends or self.dismissals or self.fillers or self.losses)
 
 
 @dataclass(slots=True)

@@ -87,9 +87,7 @@ class Chaos:
         below = self.done_below.get((task, client), 0)
         instance = self.instances.get((task, client), 0)
         flag = self.chance(50)
-        self.world.send_actions(
-            task, client, items, key=key, done_below=below, instance=instance, cancel_on_disconnect=flag
-        )
+        self.world.send_actions(task, client, items, key=key, done_below=below, instance=instance, cancel_on_disconnect=flag)
 
     def _item(self, task: str, client: str, key: str) -> Item:
         at = (task, client)
@@ -453,7 +451,9 @@ class Chaos:
             assert not any(host.used.values())
         assert world.finishes.keys() == world.accepted.keys()
         every = outcomes(world)
-        first = {action: every[(action, world.nonces[action])] for action in world.accepted if (action, world.nonces[action]) in every}
+        first = {
+            action: every[(action, world.nonces[action])] for action in world.accepted if (action, world.nonces[action]) in every
+        }
         missing = world.accepted.keys() - first.keys()
         assert not missing, f"accepted without an outcome in the log: {missing}"
         self._check_shared(first)
@@ -461,7 +461,6 @@ class Chaos:
             told = every[(action, nonce)]
             assert (told.outcome, told.reason) == (Outcome.REJECTED, "conflict")
         assert fold_again(world.log) == world.digests
-
 
     def _check_shared(self, first: dict[ActionId, m.Result]) -> None:
         """What shares the outcome of another never started, and says where that stands."""
