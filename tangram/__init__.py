@@ -15,8 +15,10 @@ from tangram.errors import (
     ClientClosed,
     ConfigError,
     InvalidRequest,
+    ResultGone,
     SessionError,
     TangramError,
+    UnknownAction,
 )
 from tangram.outcomes import Outcome
 from tangram.version import __version__
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from tangram.producers.client import Client
     from tangram.producers.result import Result
     from tangram.producers.session import Session
+    from tangram.producers.waiting import Waiting
 
 __all__ = [
     "BlockingClient",
@@ -39,9 +42,12 @@ __all__ = [
     "InvalidRequest",
     "Outcome",
     "Result",
+    "ResultGone",
     "Session",
     "SessionError",
     "TangramError",
+    "UnknownAction",
+    "Waiting",
     "__version__",
 ]
 
@@ -51,6 +57,7 @@ _LAZY = {
     "Client": "tangram.producers.client",
     "Result": "tangram.producers.result",
     "Session": "tangram.producers.session",
+    "Waiting": "tangram.producers.waiting",
 }
 
 

@@ -336,13 +336,15 @@ class Heartbeat(Event, frozen=True, kw_only=True):
 class Ask(Event, frozen=True, kw_only=True):
     """A client asks for ids: from which sequence to read its completions, and its last PubAck's sequence, which whoever
     answers must have folded. recall: the ids, and those that `keys` stand for, are of an earlier process of its name, so it
-    does not know their nonces, and wants to know where their outcomes stand instead of the completions."""
+    does not know their nonces, and wants to know where their outcomes stand instead of the completions. at_seq: it wants
+    that one of its completions."""
 
     ids: list[Count] = []
     from_seq: Count = 0
     stored_seq: Count = 0
     recall: bool = False
     keys: list[str] = []
+    at_seq: Count = 0
 
 
 class Answer(Event, frozen=True, kw_only=True):

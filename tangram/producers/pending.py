@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tangram import messages as m
+from tangram.outcomes import Outcome, RejectReason
 from tangram.producers.request import Wire
 
 
@@ -46,6 +47,10 @@ class Ledger:
         """All completions of this client up to here have been taken."""
         self.behind = False
         """Some were missed: ask."""
+        self.recalled: dict[int, list[tuple[bytes, Waiter]]] = {}
+        """Actions of an earlier process of this name that somebody waits for, with their nonces."""
+        self.on_shared: Callable[[Waiter, m.Result], None] | None = None
+        """Called for what shares the outcome of another action (`m.Result.same_as`), which has to be read."""
 
     @property
     def done_below(self) -> int:
@@ -72,18 +77,25 @@ class Ledger:
             return
         assert isinstance(finished, m.ActionsFinished)
         for n, raw, output in zip(finished.ids, finished.results, finished.outputs, strict=True):
-            pending = self.open.get(n)
-            if pending is None:
+            pending, recalled = self.open.get(n), self.recalled.get(n, [])
+            if pending is None and not recalled:
                 continue
             try:
                 result = m.decode_result(raw)
                 wrote = m.decode_output(output) if output else _NO_OUTPUT
             except m.MALFORMED:
                 continue
-            if result.nonce != pending.wire.spec.nonce:
-                continue
-            del self.open[n]
-            pending.waiter.settle(result, wrote, finished.executor)
+            waiters = [waiter for nonce, waiter in recalled if nonce == result.nonce]
+            if waiters:
+                del self.recalled[n]
+            if pending is not None and result.nonce == pending.wire.spec.nonce:
+                del self.open[n]
+                waiters.append(pending.waiter)
+            for waiter in waiters:
+                if result.same_as and self.on_shared is not None:
+                    self.on_shared(waiter, result)
+                else:
+                    waiter.settle(result, wrote, finished.executor)
 
     def doubtful(self, now_s: float) -> list[int]:
         """What to ask for: stored actions without an outcome for longer than their patience; all when one was missed."""
@@ -96,18 +108,31 @@ class Ledger:
         for _, data in answer.completions:
             self.take(data)
         open_, unseen = set(answer.open), set(answer.unseen)
+        nonces = dict(zip(answer.open, answer.nonces, strict=False))  # an older scheduler says none
         again: list[int] = []
         for n in asked:
             pending = self.open.get(n)
             if pending is None:
                 continue
             waited_s, pending.asked_s = now_s - pending.asked_s, now_s
-            if n in open_:
+            if pending.stored and nonces.get(n, pending.wire.spec.nonce) != pending.wire.spec.nonce:
+                del self.open[n]
+                pending.waiter.settle(_not_ours(pending), _NO_OUTPUT, "")
+            elif n in open_:
                 if waited_s >= pending.patience_s:  # asked for its own sake, and not because another was missed
                     pending.patience_s = min(2 * pending.patience_s, patience_max_s)
             elif n in unseen and pending.stored:
                 again.append(n)
         return again
+
+
+def _not_ours(pending: Pending) -> m.Result:
+    return m.Result(
+        nonce=pending.wire.spec.nonce,
+        outcome=Outcome.REJECTED,
+        reason=RejectReason.CONFLICT,
+        detail=f"name: another client uses it, and number {pending.n} is its action's; give each a name of its own",
+    )
 
 
 _NO_OUTPUT = m.Output()

@@ -31,6 +31,9 @@ async def answer(broker: Broker, state: State, task: str, client: str, ask: m.As
         looked_for = set(asked).difference(open_, outcomes, unseen if known is not None else ())
         outcomes |= await find_outcomes(broker, task, client, looked_for, through_seq)
         unseen = [n for n in unseen if n not in outcomes]
+    elif ask.at_seq:
+        stored = await read_log(broker, subjects.STREAM, ask.at_seq, subject=subjects.completions(task, client), batch=1)
+        completions = [(each.seq, each.data) for each in stored if each.seq == ask.at_seq]
     elif ask.from_seq and len(open_) + len(unseen) < len(asked):
         ended = set(asked).difference(open_, unseen)  # only asked for membership
         completions, through_seq = await _completions(broker, task, client, ended, ask.from_seq, through_seq)

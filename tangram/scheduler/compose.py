@@ -24,7 +24,6 @@ def compose(state: State, window: Window, payload_of: Callable[[Action], bytes |
     payload_of(action) returns the stored payload, or None if it is gone: its action is then ruled `error`.
     """
     rulings = list(state.owed.rulings.items())
-    rulings += [(action_id, result) for (action_id, _), result in state.owed.conflicts.items()]
     items: dict[str, list[m.Item]] = {}
     sizes: dict[str, list[int]] = {}
 
@@ -55,6 +54,8 @@ def compose(state: State, window: Window, payload_of: Callable[[Action], bytes |
 
     outgoing = _losses(state)
     outgoing += _decisions(state, window, items, sizes)
+    # Last: in one message the first result that names an id is its own.
+    rulings += [(action_id, result) for (action_id, _), result in state.owed.conflicts.items()]
     outgoing += _rulings(state, rulings)
     return outgoing
 
