@@ -46,6 +46,7 @@ CONNECT_RETRY_S: Final = 0.1
 CLOSE_TIMEOUT_S: Final = 5.0
 
 _CANCELS: Final = "cancels"
+_NOT_CONNECTED: Final = "the client is not connected: use it in an `async with` block, or call connect()"
 
 
 class Client:
@@ -229,6 +230,8 @@ class Client:
         """Asks for the end of an action of this client, or of an earlier one of its task and name. It still has one outcome,
         which may be another if it had ended already. The id of the action that opened a session ends the session."""
         n = number_of(id, self.task, self.name)
+        if self._publisher is None:
+            raise ClientClosed(_NOT_CONNECTED)
         if n >= self._ledger.next_n:
             raise InvalidRequest("id", "must be of an action that was submitted", id)
         self._cancel(n)
@@ -268,7 +271,7 @@ class Client:
         """Submits one action; returns its number and what to await. Waits only while too many numbers are open."""
         wire = request.wire("cpu", spec, payload)
         if self._broker is None or self._publisher is None or self._broker.is_closed:
-            raise ClientClosed("the client is not connected: use it in an `async with` block, or call connect()")
+            raise ClientClosed(_NOT_CONNECTED)
         if on_output is not None and not self._output_wanted:
             self._output_wanted = True
             await self._broker.subscribe(subjects.output(self.task, self.name), self._on_chunk)
@@ -322,15 +325,17 @@ class Client:
     async def _question(self, question: m.Ask) -> m.Answer:
         """Asks a scheduler. Raises BrokerError, ClientClosed."""
         if self._broker is None or self._broker.is_closed:
-            raise ClientClosed("the client is not connected: use it in an `async with` block, or call connect()")
+            raise ClientClosed(_NOT_CONNECTED)
         timeout_s = RECALL_TIMEOUT_S if question.recall else ASK_TIMEOUT_S
         return m.decode_answer(
             await self._broker.request(subjects.ask(self.task, self.name), m.encode(question), timeout_s=timeout_s)
         )
 
     async def _barrier(self) -> int:
-        """Stores something that means nothing; who has read so far has read all that was stored before."""
+        """Stores something that means nothing: who has read so far has read all that was stored before. Raises BrokerError,
+        ClientClosed."""
         assert self._broker is not None
+        await self.stored()
         nothing = m.CancelsRequested(client=self.name, born=self._born, ids=[])
         return (await self._broker.publish(subjects.cancels(self.task), m.encode(nothing))).seq
 
