@@ -92,7 +92,7 @@ def completed(state: State, holder: Incarnation | None, action_id: ActionId, res
             fold_keys.finished(state, action, result.outcome)
     elif grant is not None:
         units_back(state, grant)
-    if state.owed.conflicts.pop((action_id, result.nonce), None) is not None:
+    if state.owed.conflicts and state.owed.conflicts.pop((action_id, result.nonce), None) is not None:
         state.story.append(f"conflict told {action_id}")
     elif action is not None and not accepted:
         state.story.append(f"wrong nonce {action_id}")

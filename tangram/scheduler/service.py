@@ -186,7 +186,8 @@ class SchedulerService:
             elif isinstance(folded.message, m.ActionsFinished):
                 _, task, client = message.subject.rsplit(".", 2)
                 for n in folded.message.ids:
-                    self._payloads.drop(ActionId(task, client, n))
+                    if (action := ActionId(task, client, n)) not in self.state.actions:  # else it was about another
+                        self._payloads.drop(action)
             elif isinstance(folded.message, m.ExecutorJoined) and self.leading.is_set():
                 assert folded.address is not None
                 self._spawn(self._make_consumer(folded.message.incarnation, folded.address.first, message.seq))
