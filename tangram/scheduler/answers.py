@@ -27,6 +27,8 @@ async def answer(broker: Broker, state: State, task: str, client: str, ask: m.As
     completions: list[tuple[int, bytes]] = []
     if ask.recall:
         outcomes = {each.n: each.seq for each in bound.values() if each.seq}
+        if known is not None:
+            outcomes |= {n: known.ended[n] for n in asked if n in known.ended}
         # Of a client that was forgotten nothing is known, but the log may still have outcomes.
         looked_for = set(asked).difference(open_, outcomes, unseen if known is not None else ())
         outcomes |= await find_outcomes(broker, task, client, looked_for, through_seq)

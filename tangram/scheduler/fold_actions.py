@@ -156,6 +156,10 @@ def finish(state: State, action: Action, result: m.Result, incarnation: str) -> 
     client = state.clients.get(action.id[:2])
     if client is not None and client.open:  # a refusal that came before the client was known is not counted
         client.open -= 1
+        if action.id.n >= client.done_below or action.id.n < client.others_below:
+            client.ended[action.id.n] = state.seq
+            if len(client.ended) > limits.CLIENT_SEEN_WIDTH_MAX:
+                del client.ended[next(iter(client.ended))]
         if not client.open:
             state.timers.set(("client", action.id[:2]), state.now_ns + limits.CLIENT_TTL_NS)
     session = action.session

@@ -20,6 +20,7 @@ def client_of(state: State, task: str, message: m.ActionsSubmitted | m.CancelsRe
         client.instance, client.others_below = message.instance, next_n(client)
         state.story.append(f"instance {task}/{message.client} {message.instance}")
     if message.done_below > client.done_below and not is_replaced(client, message):
+        _has_read(client, message.done_below)
         client.done_below = message.done_below
         client.cancelled_early = {n for n in client.cancelled_early if n >= message.done_below}
         if message.done_below > client.contiguous:
@@ -42,6 +43,16 @@ def forget(state: State, key: tuple[str, str]) -> None:
     state.client_horizon_seq = max(state.client_horizon_seq, forgotten.born + 1)
     for own in forgotten.keys:
         state.timers.cancel(("key", (*key, own)))
+
+
+def _has_read(client: Client, below: int) -> None:
+    """The present process asks for no lower id of its own any more, so it has their outcomes."""
+    first = max(client.done_below, client.others_below)
+    if below - first <= len(client.ended):
+        for n in range(first, below):
+            client.ended.pop(n, None)
+    else:
+        client.ended = {n: seq for n, seq in client.ended.items() if not first <= n < below}
 
 
 def see(client: Client, n: int) -> None:

@@ -76,6 +76,7 @@ def _refuse(
     client = state.clients.get(action_id[:2])
     if client is not None:
         client.open += 1
+        client.ended.pop(action_id.n, None)  # it was refused before, without being seen
     owe(state, action, Outcome.REJECTED, reason, detail)
 
 
@@ -107,6 +108,7 @@ def _submit(state: State, key: str, action_id: ActionId, client: Client | None, 
         action.opens = Session(id=action_id, idle_ttl_ns=spec.idle_ttl_ms * 1_000_000, key=spec.key)
     state.actions[action_id] = action
     client.open += 1
+    client.ended.pop(action_id.n, None)
     if client.open == 1:
         state.timers.cancel(("client", action_id[:2]))
     state.story.append(f"submitted {action_id}")

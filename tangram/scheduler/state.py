@@ -192,6 +192,9 @@ class Client:
     """The process that uses its name now; 0 if none has said which it is."""
     others_below: int = 0
     """Seen ids below this are of earlier processes of its name."""
+    ended: dict[int, int] = field(default_factory=dict)
+    """Where the outcomes stand that a process of this client may not have read: id -> sequence. Of the present process those
+    not below `done_below`, of earlier ones whatever was left."""
     cancel_on_disconnect: bool = False
     keys: dict[str, Bound] = field(default_factory=dict)
     """The caller's own keys that stand for an action."""

@@ -457,6 +457,13 @@ class Chaos:
         missing = world.accepted.keys() - first.keys()
         assert not missing, f"accepted without an outcome in the log: {missing}"
         self._check_shared(first)
+        records = {record.seq: record for record in world.log}
+        for (task, name), client in state.clients.items():
+            for n, seq in client.ended.items():
+                _, message = m.decode(records[seq].subject, records[seq].data)
+                assert isinstance(message, m.ActionsFinished)
+                if (action := ActionId(task, name, n)) in first:  # else it was refused as it came
+                    assert m.encode(first[action]) in message.results, f"{action} did not end at {seq}"
         for action, nonce in world.impostors:
             told = every[(action, nonce)]
             assert (told.outcome, told.reason) == (Outcome.REJECTED, "conflict")

@@ -137,6 +137,8 @@ def check_clients(state: State) -> None:
         assert client.open == open_, f"{key}: {client.open} open, {open_} counted"
         assert all(n > client.contiguous for n in client.sparse)
         assert all(n >= client.done_below for n in client.cancelled_early)
+        assert all(n >= client.done_below or n < client.others_below for n in client.ended)
+        assert all(ActionId(*key, n) not in state.actions for n in client.ended)
 
 
 def check_keys(state: State) -> None:

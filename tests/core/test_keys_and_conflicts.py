@@ -296,6 +296,39 @@ def test_what_a_replaced_process_says_of_its_numbers_is_not_about_those_of_the_n
     assert world.phase(world.submit(n=3, cpu=WHOLE, instance=9)) is Phase.READY
 
 
+# --- what was not read ---------------------------------------------------------------------------------------------
+
+
+def test_it_is_known_where_the_outcomes_stand_that_a_producer_may_not_have_read() -> None:
+    world = led()
+    worker = world.join()
+    actions = [world.submit(cpu=WHOLE, instance=5) for _ in range(3)]
+    world.decide()
+    stood = {}
+    for action in actions:
+        worker.finish(action)
+        stood[action.n] = world.state.seq
+    client = world.state.clients[CLIENT]
+    assert client.ended == stood
+    world.send_actions(*CLIENT, [], instance=5, done_below=actions[2].n)  # it goes on, and has read two
+    assert client.ended == {actions[2].n: stood[actions[2].n]}
+    late = world.submit(cpu=WHOLE, instance=5)
+    world.decide()
+    world.send_actions(*CLIENT, [], instance=9, done_below=99)  # the next process has its own numbers in mind
+    worker.finish(late)
+    assert client.ended == {actions[2].n: stood[actions[2].n], late.n: world.state.seq}
+
+
+def test_a_producer_that_skips_ever_so_many_numbers_costs_no_time() -> None:
+    world = led()
+    worker = world.join()
+    action = world.submit(cpu=WHOLE)
+    world.decide()
+    worker.finish(action)
+    world.send_actions(*CLIENT, [], done_below=1 << 60)
+    assert world.state.clients[CLIENT].ended == {}
+
+
 # --- cancels -------------------------------------------------------------------------------------------------------
 
 
