@@ -251,6 +251,21 @@ async def test_a_forged_outcome_does_not_deceive_a_later_process(stack: LocalSta
         assert (await running).stdout == b"true\n"
 
 
+async def test_a_forged_outcome_does_not_deceive_who_reads_the_log(stack: LocalStack) -> None:
+    """When all has been read long ago, nothing but the submission in the log tells what is true."""
+    async with tangram.Client(stack.url, task="test", name="reader") as client:
+        running = await client.start("sleep 0.5; echo true")
+        number = int(running.id.split("/")[2])
+        result = m.encode(m.Result(nonce=b"mistaken", outcome=Outcome.FAILED))
+        forged = m.ActionsFinished(incarnation="x", k=1, ids=[number], results=[result], outputs=[b""])
+        await publish(stack, subjects.completions("test", "reader"), forged)
+        assert (await running).stdout == b"true\n"
+        for _ in range(2):
+            assert (await client.run("true")).ok
+        assert fold(await whole_log(stack.url)).clients[("test", "reader")].ended.keys().isdisjoint({number})
+        assert (await client.result(number)).stdout == b"true\n"
+
+
 # --- keys ------------------------------------------------------------------------------------------------------------
 
 
@@ -307,6 +322,10 @@ async def test_a_client_whose_name_another_has_taken_is_told_and_what_it_had_ope
             after = await second.run("echo after")
             assert after.id == refused.id  # the number was free for the one that has the name
             assert (await running).stdout == b"first\n"
+            for _ in range(2):
+                assert (await second.run("true")).ok  # from here on the log alone knows what became of those before
+            for known in (before, after):
+                assert (await second.result(known.id)).stdout == known.stdout
     async with tangram.Client(stack.url, task="test", name="twin") as third:
         for known in (before, after):  # each number has two outcomes in the log, and one of them is not about it
             assert (await third.result(known.id)).stdout == known.stdout
