@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 from tangram import limits, subjects
 from tangram import messages as m
 from tangram.outcomes import Outcome
+from tangram.scheduler.checkpoint import dump, load
 from tangram.scheduler.policies import POLICIES
 from tangram.scheduler.state import ActionId, HostKey
 from tests.core import invariants
@@ -326,13 +327,17 @@ class Chaos:
         data = self.pick((b"\xc1" + noise, last[: len(last) // 2], b"", b"\x91" * 2_000, b"\xc0"))
         self.world.put(subject, data, garbage=True)
 
+    def checkpoint(self) -> None:
+        """The leader goes on from a checkpoint of its state."""
+        self.world.state = load(dump(self.world.state))
+
     # --- all of it ---
 
     EVENTS: Final = (
         ("submit", 30), ("cancel", 6), ("forget_below", 2), ("plan", 12), ("deliver", 14), ("decide", 14), ("take_over", 2),
         ("settings", 1), ("tick", 4), ("time", 8), ("lose", 2), ("stale", 1), ("join", 7), ("restart", 3), ("reboot", 1),
         ("read", 16), ("end", 22), ("give_back", 5), ("end_session", 3), ("answer_all", 4), ("send", 8), ("repeat", 3),
-        ("drain", 1), ("change", 2), ("leave", 1), ("die", 1), ("find_dead", 2), ("forge", 2), ("garbage", 2),
+        ("drain", 1), ("change", 2), ("leave", 1), ("die", 1), ("find_dead", 2), ("forge", 2), ("garbage", 2), ("checkpoint", 3),
     )  # fmt: skip
 
     def run(self, steps: int, check_every: int = 1) -> None:
