@@ -47,18 +47,19 @@ def _saved(cls: type[Any], **stands_for: Any) -> Any:
         kind = stands_for.get(each.name, hints[each.name])
         if kind is None:
             continue
-        default: Any = msgspec.NODEFAULT if each.default is MISSING else each.default
-        factory: Any = msgspec.NODEFAULT if each.default_factory is MISSING else each.default_factory
-        columns.append((each.name, kind, msgspec.field(default=default, default_factory=factory)))
+        if each.default_factory is not MISSING:
+            columns.append((each.name, kind, msgspec.field(default_factory=each.default_factory)))
+        else:
+            columns.append((each.name, kind, msgspec.NODEFAULT if each.default is MISSING else each.default))
     return msgspec.defstruct(f"Saved{cls.__name__}", columns, kw_only=True, omit_defaults=True)
 
 
-_Action = _saved(s.Action, session=s.ActionId | None, opens=s.ActionId | None)
-_Session = _saved(s.Session, waiting=list[s.ActionId])
-_Grant = _saved(s.Grant, session=s.ActionId | None)
-_Incarnation = _saved(s.Incarnation, nodes=list[bytes], cores_mask=bytes, grants=list[_Grant], sessions=list[s.ActionId])
-_Host = _saved(s.Host, pool=_Pool, live=list[str])
-_State = _saved(
+_Action: Any = _saved(s.Action, session=s.ActionId | None, opens=s.ActionId | None)
+_Session: Any = _saved(s.Session, waiting=list[s.ActionId])
+_Grant: Any = _saved(s.Grant, session=s.ActionId | None)
+_Incarnation: Any = _saved(s.Incarnation, nodes=list[bytes], cores_mask=bytes, grants=list[_Grant], sessions=list[s.ActionId])
+_Host: Any = _saved(s.Host, pool=_Pool, live=list[str])
+_State: Any = _saved(
     s.State,
     actions=list[_Action],
     sessions=list[s.ActionId],
@@ -70,11 +71,8 @@ _State = _saved(
 )
 
 
-class _Checkpoint(msgspec.Struct, kw_only=True):
-    format: int
-    state: _State
-    sessions: list[_Session]
-    """All that anything still refers to, among them ended ones."""
+_Checkpoint: Any = msgspec.defstruct("Checkpoint", [("format", int), ("state", _State), ("sessions", list[_Session])])
+"""`sessions` are all that anything still refers to, among them ended ones."""
 
 
 class _Head(msgspec.Struct):
@@ -162,7 +160,7 @@ def load(data: bytes) -> s.State:
         raise UnreadableCheckpoint(f"it cannot be read: {type(error).__name__}: {error}") from None
 
 
-def _load(saved: _Checkpoint) -> s.State:
+def _load(saved: Any) -> s.State:
     sessions = {each.id: s.Session(**_fields(each, "waiting")) for each in saved.sessions}
     actions = {
         each.id: s.Action(

@@ -6,7 +6,7 @@ from tangram.outcomes import Outcome, RejectReason
 from tangram.rules import broken_rule
 from tangram.scheduler.fold_actions import advance, cancel, enqueue, move, owe
 from tangram.scheduler.fold_clients import client_of, has_seen, see
-from tangram.scheduler.policies import charge, could_fit, size_of
+from tangram.scheduler.policies import charge, could_fit, setting, size_of
 from tangram.scheduler.state import Action, ActionId, Client, Phase, Session, SessionPhase, State
 
 
@@ -89,6 +89,9 @@ def _submit(state: State, key: str, action_id: ActionId, client: Client | None, 
         owe(state, action, Outcome.CANCELLED)
     elif too_big := never_fits(state, action):
         owe(state, action, Outcome.REJECTED, RejectReason.NEVER_FITS, too_big)
+    elif too_much := _over_limit(state, action):
+        over = RejectReason.OVER_LIMIT
+        owe(state, action, Outcome.REJECTED, over, too_much, retry_after_ms=limits.RETRY_AFTER_MS)
     elif spec.deadline_ms == 0:
         owe(state, action, Outcome.EXPIRED)
     else:
@@ -111,6 +114,16 @@ def _place(state: State, action: Action) -> None:
     if action.opens is not None:
         state.sessions[action.id] = action.opens
     enqueue(state, action)
+
+
+def _over_limit(state: State, action: Action) -> str:
+    """Why no more is taken in, or "". A session that is open can go on: only that way it ends and gives back what it holds."""
+    if action.spec.session:
+        return ""
+    if state.admission_closed:
+        return "the log is nearly full"
+    most = setting(state, "pending_max")
+    return f"{most} actions are open already" if len(state.actions) > most else ""
 
 
 def never_fits(state: State, action: Action) -> str:
