@@ -67,9 +67,29 @@ CORE_ID_MAX: Final = 16_383
 """Sets of cores are integers of that many bits; one id from the wire must not become a gigabyte."""
 NUMA_NODES_MAX: Final = 256
 
+PENDING_MAX: Final = 200_000
+"""Open actions (about 1.3 KB each) beyond which submissions are refused; the setting `pending_max` changes it."""
+RETRY_AFTER_MS: Final = 5_000
+"""Told to whoever is refused because there is too much."""
+
+# --- the log's size, in parts of its max_bytes ------------------------------------------------------------------
+LOG_KEEP: Final = 0.5
+"""What a trim leaves, as history for replay and for clients that come back late."""
+LOG_TRIM: Final = 0.6
+LOG_REOPEN: Final = 0.7
+LOG_CLOSE: Final = 0.8
+"""From here on submissions are refused, so that outcomes and decisions have the rest."""
+LOG_LEND: Final = 0.95
+LOG_RESERVE: Final = 0.125
+"""What is added for outcomes when even that is nearly used up."""
+CHECKPOINT_PART: Final = 1 / 16
+CHECKPOINT_BYTES_MAX: Final = 128 * 1024 * 1024
+"""How much the log grows between checkpoints: 100,000 actions or so, which a scheduler reads in a few seconds."""
+
 # --- shells ----------------------------------------------------------------------------------------------------
-PAYLOAD_CACHE_BYTES: Final = 256 * 1024 * 1024
-"""Payloads of pending actions that the scheduler's shell keeps at hand; the rest is read back from the log."""
+PAYLOAD_CACHE_BYTES: Final = 128 * 1024 * 1024
+"""Payloads of pending actions that the scheduler's shell keeps at hand; the rest is read back from the log. With the state of
+100,000 actions (150 MB) and a checkpoint on its way it stays under 500 MB."""
 ACK_WAIT_S: Final = 2.0
 CONSUMER_ACK_PENDING_MAX: Final = 100_000
 HEARTBEAT_S: Final = 1.0

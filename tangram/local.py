@@ -109,7 +109,7 @@ class LocalStack:
     """Broker, streams, scheduler and executors in `folder`; an async context manager.
 
     policy, settings: of the scheduler. executors: how many on this machine. nats: use this broker instead of an embedded
-    one. cores: how many of this machine's cores to offer; 0 for all.
+    one. cores: how many of this machine's cores to offer; 0 for all. max_bytes: of streams, where not as declared.
     """
 
     def __init__(
@@ -123,6 +123,7 @@ class LocalStack:
         port: int = 0,
         nats: str | None = None,
         cores: int = 0,
+        max_bytes: Mapping[str, int] | None = None,
         scheduler_arguments: Sequence[str] = (),
         executor_arguments: Sequence[str] = (),
         verbose: bool = False,
@@ -134,7 +135,7 @@ class LocalStack:
         self.scheduler: RoleProcess | None = None
         self.executors: list[RoleProcess] = []
         self._sync: Literal["always", "default"] = sync
-        self._port, self._cores = port, cores
+        self._port, self._cores, self._max_bytes = port, cores, max_bytes
         self._scheduler_arguments = list(scheduler_arguments)
         self._executor_arguments = list(executor_arguments)
         self._verbose = ["--verbose"] if verbose else []
@@ -159,7 +160,7 @@ class LocalStack:
             self.url = self.server.url
         broker = await Broker.connect(self.url, name="tangram streams apply")
         try:
-            await apply(broker)
+            await apply(broker, max_bytes=self._max_bytes)
         finally:
             await broker.close()
         await self.start_scheduler()

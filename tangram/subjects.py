@@ -12,6 +12,8 @@ LEADER: Final = "tangram.decisions.leader"
 CLOCK: Final = "tangram.decisions.clock"
 CLIENT_HEARTBEATS: Final = "tangram.heartbeats.*.*"
 """Filter for those of all clients; an executor's have a token less."""
+CHECKPOINTS: Final = "TANGRAM_CHECKPOINTS"
+CHECKPOINT_ENDS: Final = "tangram.checkpoints.*.end"
 
 _TOKEN = re.compile(rf"[A-Za-z0-9_-]{{1,{NAME_LENGTH_MAX}}}")
 
@@ -91,6 +93,15 @@ def output(task: str, client: str) -> str:
 
 def dead(reason: str) -> str:
     return f"tangram.dead.{token(reason, 'reason')}"
+
+
+def checkpoint(name: str, part: str) -> str:
+    """part: "state", "payloads", "end", or ">" for all of them."""
+    return f"tangram.checkpoints.{token(name, 'checkpoint')}.{part if part == '>' else token(part, 'part')}"
+
+
+def checkpoint_name(subject: str) -> str:
+    return subject.split(".")[2]
 
 
 class Address(NamedTuple):

@@ -1,7 +1,7 @@
 """The JetStream layer: ours and thin, over nats-py's connection. Nothing else in the project imports nats."""
 
 from tangram.broker.connection import Broker
-from tangram.broker.consumers import delete_consumer, ensure_consumer
+from tangram.broker.consumers import delete_consumer, ensure_consumer, read_up_to
 from tangram.broker.declared import DeclarationError, StreamDeclaration, load_declared
 from tangram.broker.embedded import EmbeddedServer, EmbeddedServerError
 from tangram.broker.errors import (
@@ -19,11 +19,20 @@ from tangram.broker.errors import (
 from tangram.broker.grouped import GroupedPublisher
 from tangram.broker.leader import LeaderWriter
 from tangram.broker.link import Subscription
-from tangram.broker.log import StoredMessage, StreamState, last_for, next_stored, read_log, stream_state
+from tangram.broker.log import StoredMessage, StreamState, last_for, next_stored, read_log, state_of, stream_state
 from tangram.broker.pull import Delivered, PullLoop
 from tangram.broker.reader import LogReader
 from tangram.broker.server_binary import ServerBinaryMissing
-from tangram.broker.streams import DestructiveChange, Difference, apply, diff
+from tangram.broker.streams import (
+    DestructiveChange,
+    Difference,
+    apply,
+    bytes_limit,
+    diff,
+    has_reserve,
+    lend_reserve,
+    purge,
+)
 from tangram.broker.wire import Delivery, PubAck
 
 __all__ = [
@@ -56,12 +65,18 @@ __all__ = [
     "StreamState",
     "Subscription",
     "apply",
+    "bytes_limit",
     "delete_consumer",
     "diff",
     "ensure_consumer",
+    "has_reserve",
     "last_for",
+    "lend_reserve",
     "load_declared",
     "next_stored",
+    "purge",
     "read_log",
+    "read_up_to",
+    "state_of",
     "stream_state",
 ]

@@ -58,6 +58,20 @@ async def ensure_consumer(
     return True
 
 
+async def read_up_to(broker: Broker, stream: str, name: str, head_seq: int) -> int:
+    """The sequence up to which the consumer's reader has acknowledged all that is for it; `head_seq` if nothing is left for it
+    up to the stream's end, or if there is no such consumer. Raises ApiError, BrokerUnavailable, BrokerTimeout."""
+    try:
+        info = await broker.api(f"CONSUMER.INFO.{stream}.{name}")
+    except ApiError as error:
+        if error.code != _CONSUMER_NOT_FOUND:
+            raise
+        return head_seq
+    if not info["num_pending"] and not info["num_ack_pending"]:
+        return head_seq
+    return int(info["ack_floor"]["stream_seq"])
+
+
 async def delete_consumer(broker: Broker, stream: str, name: str) -> bool:
     """Deletes the consumer; False if there was none. Raises ApiError, BrokerUnavailable, BrokerTimeout."""
     try:

@@ -15,6 +15,7 @@ _STREAM_NOT_FOUND = 10059
 _NO_STORAGE = 10047
 _UNCHANGEABLE: Final = frozenset({"storage", "retention"})
 _IRREVERSIBLE: Final = frozenset({"deny_delete", "deny_purge"})
+_RESERVE: Final = "tangram-max-bytes"
 _UNLIMITED: Final = {"max_bytes": -1, "max_msgs": -1, "max_msgs_per_subject": -1, "max_age": 0}
 """Limits whose lowering deletes messages, and the value that means none."""
 _ABSENT: Final[dict[str, object]] = {"republish": None, "description": "", "max_age": 0}
@@ -112,6 +113,41 @@ async def _do(broker: Broker, config: dict[str, Any], info: dict[str, Any] | Non
             raise ApiError(error.code, f"{name}: the server has no {wanted} to give; declare a smaller max_bytes") from error
         raise
     return f"{name}: changed " + ", ".join(difference.field for difference in differences)
+
+
+async def purge(broker: Broker, stream: str, *, before_seq: int | None = None, subject: str | None = None) -> int:
+    """Deletes what stands before a sequence, or on a subject (may have wildcards); returns how many messages went.
+
+    Raises ApiError and as `Broker.request`.
+    """
+    body = {"seq": before_seq, "filter": subject}
+    answer = await broker.api(f"STREAM.PURGE.{stream}", {key: value for key, value in body.items() if value is not None})
+    return int(answer["purged"])
+
+
+async def lend_reserve(broker: Broker, info: Mapping[str, Any], reserve_bytes: int) -> None:
+    """Makes a stream (`info` is its STREAM.INFO) larger for a while; 0 takes the reserve back.
+
+    What it had before stands in its metadata, so whoever comes next knows. Raises ApiError (no storage left) and as
+    `Broker.request`.
+    """
+    config = dict(info["config"])
+    own_bytes = bytes_limit(info)
+    metadata = {key: value for key, value in config.get("metadata", {}).items() if key != _RESERVE}
+    if reserve_bytes:
+        metadata[_RESERVE] = str(own_bytes)
+    config |= {"max_bytes": own_bytes + reserve_bytes, "metadata": metadata}
+    await broker.api(f"STREAM.UPDATE.{config['name']}", config)
+
+
+def bytes_limit(info: Mapping[str, Any]) -> int:
+    """max_bytes of a stream without what was lent; -1 if it has no limit."""
+    config = info["config"]
+    return int(config.get("metadata", {}).get(_RESERVE, config["max_bytes"]))
+
+
+def has_reserve(info: Mapping[str, Any]) -> bool:
+    return _RESERVE in info["config"].get("metadata", {})
 
 
 def _wanted(

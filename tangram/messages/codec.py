@@ -12,6 +12,8 @@ from tangram.messages.events import (
     Answer,
     Ask,
     CancelsRequested,
+    CheckpointEnded,
+    CheckpointPayloads,
     DecisionsMade,
     ExecutorChanged,
     ExecutorDraining,
@@ -56,6 +58,8 @@ decode_ask = msgspec.msgpack.Decoder(Ask).decode
 decode_answer = msgspec.msgpack.Decoder(Answer).decode
 decode_heartbeat = msgspec.msgpack.Decoder(Heartbeat).decode
 decode_chunk = msgspec.msgpack.Decoder(OutputChunk).decode
+decode_checkpoint_ended = msgspec.msgpack.Decoder(CheckpointEnded).decode
+decode_checkpoint_payloads = msgspec.msgpack.Decoder(CheckpointPayloads).decode
 
 
 class _OnlyNonce(msgspec.Struct):

@@ -323,6 +323,34 @@ class DeadLetter(Event, frozen=True, kw_only=True):
     data: bytes
 
 
+# --- checkpoints -------------------------------------------------------------------------------------------------
+
+
+class CheckpointPayloads(Event, frozen=True, kw_only=True):
+    """Payloads of actions that were open at a checkpoint. `ids` and `payloads` run in parallel."""
+
+    ids: list[tuple[Name, Name, Count]]
+    payloads: Items
+
+
+class CheckpointEnded(Event, frozen=True, kw_only=True):
+    """The last message of a checkpoint: without it, it is none.
+
+    seq: of the last message of the log that is in it. log_created: when the stream was made that it belongs to. first_seq:
+    of its own first message in its stream. parts, state_bytes, sha256: of the state alone.
+    """
+
+    seq: Number
+    log_created: str
+    first_seq: Number
+    parts: Number
+    state_bytes: Count
+    sha256: bytes
+    payloads: Count = 0
+    digest: bytes = b""
+    code_version: str = ""
+
+
 # --- not stored --------------------------------------------------------------------------------------------------
 
 

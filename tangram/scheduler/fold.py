@@ -100,6 +100,9 @@ def _apply(state: State, address: Address, message: m.LogMessage) -> None:
         case m.Settings():
             if message.epoch == state.epoch:
                 state.settings.update(message.settings)
+                if message.admission_closed is not None:
+                    state.admission_closed = message.admission_closed
+                    state.story.append(f"admission {'closed' if message.admission_closed else 'open'}")
         case _:
             fold_executors.event(state, address.first, message)
 

@@ -105,7 +105,7 @@ def owe_cancel(state: State, incarnation: str, key: GrantKey) -> None:
 # --- endings -----------------------------------------------------------------------------------------------------
 
 
-def owe(state: State, action: Action, outcome: Outcome, reason: str = "", detail: str = "") -> None:
+def owe(state: State, action: Action, outcome: Outcome, reason: str = "", detail: str = "", *, retry_after_ms: int = 0) -> None:
     """The leader has to write this outcome. The action leaves its queue at once, and the state when the outcome is read."""
     leave(state, action)
     move(action, Phase.OWED)
@@ -116,6 +116,7 @@ def owe(state: State, action: Action, outcome: Outcome, reason: str = "", detail
         reason=reason,
         detail=detail[: limits.DETAIL_LENGTH_MAX],
         queued_ns=state.now_ns - action.submitted_ns,
+        retry_after_ms=retry_after_ms,
     )
     state.story.append(f"owed {action.id} {outcome}")
     session = action.session

@@ -9,7 +9,7 @@ from tangram.rules import broken_rule
 from tangram.scheduler import fold_keys
 from tangram.scheduler.fold_actions import advance, ask_to_end, cancel, enqueue, move, owe
 from tangram.scheduler.fold_clients import client_of, has_seen, is_replaced, see
-from tangram.scheduler.policies import charge, could_fit, size_of
+from tangram.scheduler.policies import charge, could_fit, setting, size_of
 from tangram.scheduler.state import Action, ActionId, Client, Phase, Session, SessionPhase, State
 
 
@@ -128,6 +128,9 @@ def _submit(state: State, key: str, action_id: ActionId, client: Client | None, 
         fold_keys.follow(state, action, first)
     elif too_big := never_fits(state, action):
         owe(state, action, Outcome.REJECTED, RejectReason.NEVER_FITS, too_big)
+    elif too_much := _over_limit(state, action):
+        over = RejectReason.OVER_LIMIT
+        owe(state, action, Outcome.REJECTED, over, too_much, retry_after_ms=limits.RETRY_AFTER_MS)
     elif spec.key and not fold_keys.bind(state, client, action, payload):
         rule = f"key: at most {limits.KEYS_PER_CLIENT_MAX} of one client may be in use"
         owe(state, action, Outcome.REJECTED, RejectReason.OVER_LIMIT, rule)
@@ -153,6 +156,16 @@ def _place(state: State, action: Action) -> None:
     if action.opens is not None:
         state.sessions[action.id] = action.opens
     enqueue(state, action)
+
+
+def _over_limit(state: State, action: Action) -> str:
+    """Why no more is taken in, or "". A session that is open can go on: only that way it ends and gives back what it holds."""
+    if action.spec.session:
+        return ""
+    if state.admission_closed:
+        return "the log is nearly full"
+    most = setting(state, "pending_max")
+    return f"{most} actions are open already" if len(state.actions) > most else ""
 
 
 def never_fits(state: State, action: Action) -> str:

@@ -1,29 +1,104 @@
-"""The shell's cache of the payloads of pending actions. The log has them all; this saves reading them back."""
+"""The payloads of open actions, which neither the fold nor a pass looks at: a bounded cache, and where the rest stands."""
 
-from tangram import limits
-from tangram.scheduler.state import ActionId
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from tangram import limits, subjects
+from tangram import messages as m
+from tangram.broker import Broker, StoredMessage, read_log
+from tangram.scheduler.state import Action, ActionId
+
+_TRIES: Final = 3
+"""A checkpoint may be replaced by the next while it is read from."""
 
 
-class PayloadCache:
-    """Payloads of open actions, bounded in bytes. What does not fit is not kept: the newest wait longest anyway."""
+class Payloads:
+    """Each payload is in the log at its action's place, or, if that has been trimmed, in the last checkpoint.
 
-    def __init__(self, bytes_max: int = limits.PAYLOAD_CACHE_BYTES) -> None:
-        self._bytes_max = bytes_max
+    What does not fit the cache is read back when it is needed: the newest wait longest anyway.
+    """
+
+    def __init__(self, broker: Broker, bytes_max: int = limits.PAYLOAD_CACHE_BYTES) -> None:
+        self._broker, self._bytes_max = broker, bytes_max
         self._bytes = 0
-        self._payloads: dict[ActionId, bytes] = {}
+        self._cached: dict[ActionId, bytes] = {}
+        self._checkpointed: dict[ActionId, int] = {}
+        """Where in the checkpoints' stream."""
 
     def keep(self, action: ActionId, payload: bytes) -> None:
-        if action not in self._payloads and self._bytes + len(payload) <= self._bytes_max:
+        if action not in self._cached and self._bytes + len(payload) <= self._bytes_max:
             self._bytes += len(payload)
-            self._payloads[action] = payload
+            self._cached[action] = payload
 
     def get(self, action: ActionId) -> bytes | None:
-        return self._payloads.get(action)
+        return self._cached.get(action)
 
     def drop(self, action: ActionId) -> None:
-        payload = self._payloads.pop(action, None)
+        self._checkpointed.pop(action, None)
+        payload = self._cached.pop(action, None)
         if payload is not None:
             self._bytes -= len(payload)
 
     def __len__(self) -> int:
-        return len(self._payloads)
+        return len(self._cached)
+
+    def stored(self, stored: StoredMessage, message: m.ActionsSubmitted, open_: Mapping[ActionId, Action]) -> None:
+        """Keeps those of a submission whose actions are open, as far as there is room."""
+        for action_id, payload in _of_submission(stored, message, open_):
+            self.keep(action_id, payload)
+
+    def checkpointed(self, places: dict[ActionId, int]) -> None:
+        """A new checkpoint holds these; the one before it may go."""
+        self._checkpointed = places
+
+    async def fetch(self, wanted: Iterable[Action], open_: Mapping[ActionId, Action], *, ahead: bool) -> dict[ActionId, bytes]:
+        """The payloads of `wanted`; one that is nowhere is absent. ahead: keep what stands beside them, if there is room.
+
+        Raises BrokerUnavailable, BrokerTimeout.
+        """
+        found: dict[ActionId, bytes] = {}
+        for action in wanted:
+            if action.id in found:
+                continue
+            cached = self._cached.get(action.id)
+            if cached is not None:
+                found[action.id] = cached
+                continue
+            for action_id, payload in await self._beside(action, open_):
+                found[action_id] = payload
+                if ahead:
+                    self.keep(action_id, payload)
+        return found
+
+    async def _beside(self, action: Action, open_: Mapping[ActionId, Action]) -> list[tuple[ActionId, bytes]]:
+        """What the message holds that has this action's payload, of those that are open."""
+        for _ in range(_TRIES):
+            place = self._checkpointed.get(action.id)
+            if place is None:
+                seq = action.order[0]
+                for stored in await read_log(self._broker, subjects.STREAM, seq, batch=1):
+                    if stored.seq == seq:
+                        message = m.decode(stored.subject, stored.data)[1]
+                        assert isinstance(message, m.ActionsSubmitted)
+                        return _of_submission(stored, message, open_)
+            else:
+                for stored in await read_log(self._broker, subjects.CHECKPOINTS, place, batch=1):
+                    if stored.seq == place:
+                        part = m.decode_checkpoint_payloads(stored.data)
+                        named = zip((ActionId(*each) for each in part.ids), part.payloads, strict=True)
+                        return [(action_id, payload) for action_id, payload in named if action_id in open_]
+            if self._checkpointed.get(action.id) == place:
+                break
+        return []
+
+
+def _of_submission(
+    stored: StoredMessage, message: m.ActionsSubmitted, open_: Mapping[ActionId, Action]
+) -> list[tuple[ActionId, bytes]]:
+    task = stored.subject.rsplit(".", 1)[1]
+    found = []
+    for index, n in enumerate(message.ids):
+        action = open_.get(ActionId(task, message.client, n))
+        if action is not None and action.order == (stored.seq, index):  # else it is a duplicate
+            found.append((action.id, message.payloads[index]))
+    return found

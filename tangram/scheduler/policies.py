@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from tangram import limits
 from tangram.messages import Demand
 from tangram.scheduler.cores import MILLI
 from tangram.scheduler.state import Action, Host, Incarnation, State
@@ -38,6 +39,7 @@ SETTINGS: Final = {
     "static_units": Setting(1, 1, 4_096),
     "prior_duration_us": Setting(1_000_000, 1, 24 * 3_600_000_000),
     "prior_parallel_ppm": Setting(600_000, 0, 1_000_000),
+    "pending_max": Setting(limits.PENDING_MAX, 1, 10_000_000),
 }
 """What the core can be configured by; all integers, and all in the leader's record."""
 

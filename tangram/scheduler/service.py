@@ -27,16 +27,17 @@ from tangram.broker import (
     NotLeader,
     StoredMessage,
     ensure_consumer,
-    read_log,
 )
 from tangram.errors import TangramError
+from tangram.scheduler import checkpoints
 from tangram.scheduler.answers import answer
 from tangram.scheduler.compose import Outgoing, cancels_for, compose
 from tangram.scheduler.fold import Folded, Record, step
-from tangram.scheduler.payloads import PayloadCache
+from tangram.scheduler.keeper import Keeper
+from tangram.scheduler.payloads import Payloads
 from tangram.scheduler.policies import POLICIES
 from tangram.scheduler.silence import Silence
-from tangram.scheduler.state import BEHAVIOUR, Action, ActionId, State
+from tangram.scheduler.state import BEHAVIOUR, ActionId, State
 from tangram.scheduler.window import Window, plan
 from tangram.version import __version__
 
@@ -76,7 +77,9 @@ class SchedulerService:
         self.state = State()
         self.leading = asyncio.Event()
         """Set while it leads and has read the log up to its own record."""
-        self._payloads = PayloadCache()
+        self._payloads = Payloads(broker)
+        self._keeper = Keeper(broker, self._payloads, [])
+        self._restored_seq = 0
         self._reader: LogReader | None = None
         self._written_seq = 0
         self._own: set[int] = set()
@@ -86,6 +89,7 @@ class SchedulerService:
         self._last_tick_s = 0.0
         self._asks: list[tuple[float, Delivery, m.Ask]] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self._keeping: asyncio.Task[None] | None = None
         self._silence: Silence[str | tuple[str, str]] = Silence(config.silence_s, time.monotonic())
         """Of live incarnations, and of clients (task, name) that asked for it."""
         self._stop = asyncio.Event()
@@ -96,7 +100,11 @@ class SchedulerService:
         beats = await self.broker.subscribe("tangram.heartbeats.*", self._on_heartbeat)
         client_beats = await self.broker.subscribe(subjects.CLIENT_HEARTBEATS, self._on_client_heartbeat)
         forget = self.broker.on_reconnect(self._silence.forget)
-        self._reader = await LogReader.start(self.broker, subjects.STREAM, 1)
+        restored = await checkpoints.restore(self.broker, self._payloads)
+        if restored is not None:
+            self.state, self._keeper.ends = restored.state, restored.ends
+            self._restored_seq = self.state.seq
+        self._reader = await LogReader.start(self.broker, subjects.STREAM, self.state.seq + 1)
         try:
             while not self._stop.is_set():
                 try:
@@ -129,6 +137,7 @@ class SchedulerService:
             settings=self.config.settings,
             code_version=__version__,
             python_version=platform.python_version(),
+            checkpoint_seq=self._restored_seq,
         )
         self.leading.clear()
         writer = await LeaderWriter.acquire(self.broker, subjects.STREAM, subjects.LEADER, m.encode(record))
@@ -146,20 +155,27 @@ class SchedulerService:
         # The fold makes many short-lived objects and few cycles. (Not in executors: there cycles hold outputs.)
         gc.set_threshold(20_000, 20, 100)
         self.leading.set()
+        if self._keeping is None:
+            self._keeping = self._spawn(self._keeper.run(self.state))
         log.info("leading since sequence %d, log read up to %d", writer.epoch, self.state.seq)
         while not self._stop.is_set():
             if self.state.epoch > writer.epoch:
                 raise Superseded(f"another scheduler leads since sequence {self.state.epoch}")
             await self._turn(writer)
+            if writer.epoch <= self._keeper.wants_record_above and self.state.seq >= self._written_seq:
+                log.info("the log is to be trimmed past our record: taking a new one")
+                return
 
     async def _turn(self, writer: LeaderWriter) -> None:
         """One round: read what has come, then, if our last window is among it, write the next."""
         assert self._reader is not None
+        if self._keeping is not None and self._keeping.done():
+            self._keeping.result()  # it returns never: this raises
         self._fold(await self._reader.batch(self._wait_s()))
         self._answer_asks()
         if self.state.seq < self._written_seq:
             return
-        writes = [*await self._window(), *self._tick(), *await self._silent()]
+        writes = [*await self._window(), *self._tick(), *await self._silent(), *self._admission()]
         if not writes:
             return
         acks = await writer.write_all([(subject, data, self._id(writer)) for subject, data in writes])
@@ -182,7 +198,7 @@ class SchedulerService:
                     raise TangramError(f"sequence {message.seq} is ours and was skipped: {folded.skipped}")
                 self._report(message, folded)
             elif isinstance(folded.message, m.ActionsSubmitted):
-                self._keep_payloads(message, folded.message)
+                self._payloads.stored(message, folded.message, self.state.actions)
             elif isinstance(folded.message, m.ActionsFinished):
                 _, task, client = message.subject.rsplit(".", 2)
                 for n in folded.message.ids:
@@ -193,13 +209,6 @@ class SchedulerService:
                 self._spawn(self._make_consumer(folded.message.incarnation, folded.address.first, message.seq))
             elif isinstance(folded.message, m.Ticked):
                 self._last_tick_s = self._last_read_s
-
-    def _keep_payloads(self, stored: StoredMessage, message: m.ActionsSubmitted) -> None:
-        _, task = stored.subject.rsplit(".", 1)
-        for index, n in enumerate(message.ids):
-            action = self.state.actions.get(ActionId(task, message.client, n))
-            if action is not None and action.order == (stored.seq, index):  # else it is a duplicate
-                self._payloads.keep(action.id, message.payloads[index])
 
     def _report(self, message: StoredMessage, folded: Folded) -> None:
         if not self.leading.is_set():
@@ -250,9 +259,8 @@ class SchedulerService:
         window = self._plan()
         if not window.decisions and not state.owed:
             return []
-        missing = [d.action for d in window.decisions if self._payloads.get(d.action.id) is None]
-        fetched = await self._read_back(missing) if missing else {}
-        outgoing = compose(state, window, lambda action: self._payloads.get(action.id) or fetched.get(action.id))
+        found = await self._payloads.fetch([each.action for each in window.decisions], state.actions, ahead=True)
+        outgoing = compose(state, window, lambda action: found.get(action.id))
         return [(subject, m.encode(message)) for subject, message in outgoing]
 
     def _plan(self) -> Window:
@@ -262,20 +270,13 @@ class SchedulerService:
             log.exception("the pass failed; this window is made by fcfs-minimum")
             return plan(self.state, "fcfs-minimum")
 
-    async def _read_back(self, actions: list[Action]) -> dict[ActionId, bytes]:
-        """Fetches payloads that the cache did not keep. What is not in the log any more stays absent."""
-        found: dict[ActionId, bytes] = {}
-        messages: dict[int, m.LogMessage] = {}
-        for action in actions:
-            seq, index = action.order
-            if seq not in messages:
-                for stored in await read_log(self.broker, subjects.STREAM, seq, batch=1):
-                    if stored.seq == seq:
-                        messages[seq] = m.decode(stored.subject, stored.data)[1]
-            message = messages.get(seq)
-            if isinstance(message, m.ActionsSubmitted):
-                found[action.id] = message.payloads[index]
-        return found
+    def _admission(self) -> list[tuple[str, bytes]]:
+        """Whether submissions are refused is state, so that every fold refuses the same ones."""
+        closed = self._keeper.admission_closed
+        if closed == self.state.admission_closed:
+            return []
+        log.warning("submissions are %s", "refused: the log is nearly full" if closed else "accepted again")
+        return [(subjects.CLOCK, m.encode(m.Settings(epoch=self.state.epoch, admission_closed=closed)))]
 
     def _tick(self) -> list[tuple[str, bytes]]:
         if not self.state.wants_ticks or self._until_tick_s() > 0:
@@ -367,7 +368,8 @@ class SchedulerService:
         except BrokerError as error:
             log.warning("question on %s not answered: %s", delivery.subject, error)
 
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task

@@ -232,6 +232,8 @@ class State:
     """The sequence of the last LeaderStarted; 0 before the first."""
     policy: str = "tangram"
     settings: dict[str, int] = field(default_factory=dict)
+    admission_closed: bool = False
+    """New actions are refused, but for those of open sessions."""
     window: int = 0
     digest: bytes = bytes(8)
 

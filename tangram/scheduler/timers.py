@@ -1,6 +1,7 @@
 """Timers on log time, in buckets, so that setting and cancelling cost the same however many are pending."""
 
 import heapq
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tangram.limits import TIMER_GRAIN_NS
@@ -53,6 +54,20 @@ class Timers:
                 del self._bucket_of[key]
                 due.append(key)
         return due
+
+    def pending(self) -> Iterator[tuple[int, list[Key]]]:
+        """What has not fired, by grain; the keys of one in the order in which they will fire."""
+        return ((bucket, list(keys)) for bucket, keys in self._buckets.items())
+
+    @classmethod
+    def restored(cls, pending: Iterable[tuple[int, list[Key]]]) -> "Timers":
+        """As they were when `pending` was called."""
+        self = cls()
+        for bucket, keys in pending:
+            self._buckets[bucket] = dict.fromkeys(keys)
+            self._bucket_of.update(dict.fromkeys(keys, bucket))
+        self._heap = sorted(self._buckets)
+        return self
 
     def __len__(self) -> int:
         return len(self._bucket_of)

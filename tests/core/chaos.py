@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from tangram import limits, subjects
 from tangram import messages as m
 from tangram.outcomes import Outcome
+from tangram.scheduler.checkpoint import dump, load
 from tangram.scheduler.fold_clients import next_n
 from tangram.scheduler.policies import POLICIES
 from tangram.scheduler.state import ActionId, HostKey
@@ -368,6 +369,10 @@ class Chaos:
         data = self.pick((b"\xc1" + noise, last[: len(last) // 2], b"", b"\x91" * 2_000, b"\xc0"))
         self.world.put(subject, data, garbage=True)
 
+    def checkpoint(self) -> None:
+        """The leader goes on from a checkpoint of its state."""
+        self.world.state = load(dump(self.world.state))
+
     # --- all of it ---
 
     EVENTS: Final = (
@@ -375,7 +380,7 @@ class Chaos:
         ("settings", 1), ("tick", 4), ("time", 8), ("lose", 2), ("stale", 1), ("join", 7), ("restart", 3), ("reboot", 1),
         ("read", 16), ("end", 22), ("give_back", 5), ("end_session", 3), ("answer_all", 4), ("send", 8), ("repeat", 3),
         ("impostor", 3), ("take_name", 1), ("disconnect", 1),
-        ("drain", 1), ("change", 2), ("leave", 1), ("die", 1), ("find_dead", 2), ("forge", 2), ("garbage", 2),
+        ("drain", 1), ("change", 2), ("leave", 1), ("die", 1), ("find_dead", 2), ("forge", 2), ("garbage", 2), ("checkpoint", 3),
     )  # fmt: skip
 
     def run(self, steps: int, check_every: int = 1) -> None:

@@ -206,6 +206,22 @@ VALUES: Final[dict[str, msgspec.Struct]] = {
     "Settings.least": m.Settings(epoch=3),
     "Settings.full": m.Settings(epoch=3, settings={"static_units": 2}, admission_closed=False),
     "DeadLetter.least": m.DeadLetter(origin_seq=4, subject="tangram.cancels.t", reason="malformed", data=b"\xc1"),
+    "CheckpointPayloads.least": m.CheckpointPayloads(ids=[], payloads=[]),
+    "CheckpointPayloads.full": m.CheckpointPayloads(ids=[("t", "c", 7)], payloads=[b"p"]),
+    "CheckpointEnded.least": m.CheckpointEnded(
+        seq=9, log_created="2026-11-30T00:00:00Z", first_seq=1, parts=1, state_bytes=3, sha256=bytes(32)
+    ),
+    "CheckpointEnded.full": m.CheckpointEnded(
+        seq=9,
+        log_created="2026-11-30T00:00:00Z",
+        first_seq=4,
+        parts=2,
+        state_bytes=3,
+        sha256=bytes(32),
+        payloads=5,
+        digest=b"\x00\x01\x02\x03\x04\x05\x06\x07",
+        code_version="0.1.0",
+    ),
     "Heartbeat.least": m.Heartbeat(incarnation="e-1", number=4),
     "Heartbeat.full": m.Heartbeat(incarnation="e-1", number=4, probe=5, running=6),
     "Ask.least": m.Ask(),
@@ -245,6 +261,8 @@ DECODERS: Final[dict[str, tuple[Any, tuple[type[msgspec.Struct], ...]]]] = {
     "answer": (m.decode_answer, (m.Answer,)),
     "heartbeat": (m.decode_heartbeat, (m.Heartbeat,)),
     "chunk": (m.decode_chunk, (m.OutputChunk,)),
+    "checkpoint-ended": (m.decode_checkpoint_ended, (m.CheckpointEnded,)),
+    "checkpoint-payloads": (m.decode_checkpoint_payloads, (m.CheckpointPayloads,)),
 }
 """What else messages.py decodes, and to which types."""
 

@@ -1,0 +1,181 @@
+"""Checkpoints in their stream: written in parts, valid only with their last message, two of them kept."""
+
+import hashlib
+import logging
+from collections.abc import AsyncIterator
+from typing import Final, NamedTuple
+
+from tangram import limits, subjects
+from tangram import messages as m
+from tangram.broker import Broker, BrokerError, purge, read_log, state_of
+from tangram.errors import TangramError
+from tangram.scheduler.checkpoint import UnreadableCheckpoint, dump, load
+from tangram.scheduler.payloads import Payloads
+from tangram.scheduler.state import Action, ActionId, Phase, State
+from tangram.version import __version__
+
+log = logging.getLogger(__name__)
+
+PUBLISH_TIMEOUT_S: Final = 10.0
+FETCH_ACTIONS: Final = 200
+"""Payloads that are in memory at a time while a checkpoint is written."""
+
+
+class ForeignCheckpoint(TangramError):
+    """The checkpoints are those of another log."""
+
+
+class Restored(NamedTuple):
+    state: State
+    ends: list[m.CheckpointEnded]
+    """Of the valid checkpoints up to this one, oldest first; at most two."""
+
+
+async def restore(broker: Broker, payloads: Payloads) -> Restored | None:
+    """The newest checkpoint that can be read, and its payloads into the cache as far as they fit; None if there is none.
+
+    Raises ForeignCheckpoint, BrokerError.
+    """
+    ends = await _ends(broker)
+    if not ends:
+        return None
+    info = await broker.api(f"STREAM.INFO.{subjects.STREAM}")
+    created, last_seq = info["created"], state_of(info).last_seq
+    for _, end in ends:
+        if end.log_created != created or end.seq > last_seq:
+            raise ForeignCheckpoint(
+                f"the checkpoint at sequence {end.seq} is of a log made at {end.log_created}, but {subjects.STREAM} was made at"
+                f" {created} and ends at {last_seq}: put the log back, or purge {subjects.CHECKPOINTS} to start anew"
+            )
+    while ends:
+        name, end = ends[-1]
+        try:
+            state = load(await _state_bytes(broker, name, end))
+        except UnreadableCheckpoint as error:
+            log.error("checkpoint %s is not used: %s", name, error)
+            ends.pop()
+            continue
+        places: dict[ActionId, int] = {}
+        async for place, part in _payload_parts(broker, name, end):
+            for each, payload in zip(part.ids, part.payloads, strict=True):
+                places[ActionId(*each)] = place
+                payloads.keep(ActionId(*each), payload)
+        payloads.checkpointed(places)
+        log.info("state restored from the checkpoint at sequence %d", end.seq)
+        return Restored(state, [end for _, end in ends[-2:]])
+    return None
+
+
+async def _ends(broker: Broker) -> list[tuple[str, m.CheckpointEnded]]:
+    """Names and last messages of all complete checkpoints, oldest first."""
+    found: list[tuple[str, m.CheckpointEnded]] = []
+    seq = 1
+    while stored := await read_log(broker, subjects.CHECKPOINTS, seq, subject=subjects.CHECKPOINT_ENDS):
+        for each in stored:
+            try:
+                found.append((subjects.checkpoint_name(each.subject), m.decode_checkpoint_ended(each.data)))
+            except m.MALFORMED as error:
+                log.error("checkpoint on %s is not used: %s", each.subject, error)
+        seq = stored[-1].seq + 1
+    return sorted(found, key=lambda named: named[1].seq)
+
+
+async def _state_bytes(broker: Broker, name: str, end: m.CheckpointEnded) -> bytes:
+    parts: list[bytes] = []
+    seq = end.first_seq
+    while len(parts) < end.parts:
+        stored = await read_log(broker, subjects.CHECKPOINTS, seq, subject=subjects.checkpoint(name, "state"), batch=16)
+        if not stored:
+            raise UnreadableCheckpoint(f"it has {len(parts)} of {end.parts} parts")
+        parts += [each.data for each in stored]
+        seq = stored[-1].seq + 1
+    data = b"".join(parts[: end.parts])
+    if hashlib.sha256(data).digest() != end.sha256:
+        raise UnreadableCheckpoint("its checksum is wrong")
+    return data
+
+
+async def _payload_parts(broker: Broker, name: str, end: m.CheckpointEnded) -> AsyncIterator[tuple[int, m.CheckpointPayloads]]:
+    seq = end.first_seq
+    while stored := await read_log(broker, subjects.CHECKPOINTS, seq, subject=subjects.checkpoint(name, "payloads"), batch=16):
+        for each in stored:
+            try:
+                yield each.seq, m.decode_checkpoint_payloads(each.data)
+            except m.MALFORMED as error:
+                log.error("payloads of checkpoint %s, sequence %d: %s", name, each.seq, error)
+        seq = stored[-1].seq + 1
+
+
+async def write(
+    broker: Broker, state: State, log_created: str, payloads: Payloads
+) -> tuple[m.CheckpointEnded, dict[ActionId, int]]:
+    """Writes a checkpoint of the state as it is now, and of the payloads of what is open then.
+
+    `state` is read before the first await and may move on. Returns the last message and where each payload is. If that
+    cannot be stored, takes back what was, and raises BrokerError.
+    """
+    name = f"{state.seq}-{state.epoch}"
+    try:
+        return await _write(broker, name, state, log_created, payloads)
+    except BrokerError:
+        await purge(broker, subjects.CHECKPOINTS, subject=subjects.checkpoint(name, ">"))
+        raise
+
+
+async def _write(
+    broker: Broker, name: str, state: State, log_created: str, payloads: Payloads
+) -> tuple[m.CheckpointEnded, dict[ActionId, int]]:
+    seq, digest, data = state.seq, state.digest, dump(state)
+    waiting = [action for action in state.actions.values() if action.phase is not Phase.OWED]
+    sha256 = hashlib.sha256(data).digest()
+    first_seq = parts = 0
+    for at in range(0, len(data), limits.ENVELOPE_BYTES_MAX):
+        stored_seq = await _store(broker, name, "state", data[at : at + limits.ENVELOPE_BYTES_MAX])
+        first_seq, parts = first_seq or stored_seq, parts + 1
+    places: dict[ActionId, int] = {}
+    async for part in _grouped(waiting, payloads, state):
+        place = await _store(broker, name, "payloads", m.encode(part))
+        places.update((ActionId(*each), place) for each in part.ids)
+    end = m.CheckpointEnded(
+        seq=seq,
+        log_created=log_created,
+        first_seq=first_seq,
+        parts=parts,
+        state_bytes=len(data),
+        sha256=sha256,
+        payloads=len(places),
+        digest=digest,
+        code_version=__version__,
+    )
+    await _store(broker, name, "end", m.encode(end))
+    return end, places
+
+
+async def _store(broker: Broker, name: str, part: str, data: bytes) -> int:
+    return (await broker.publish(subjects.checkpoint(name, part), data, timeout_s=PUBLISH_TIMEOUT_S)).seq
+
+
+async def _grouped(waiting: list[Action], payloads: Payloads, state: State) -> AsyncIterator[m.CheckpointPayloads]:
+    """The payloads of what is still open when its turn comes (what has ended meanwhile never needs it again)."""
+    part = m.CheckpointPayloads(ids=[], payloads=[])
+    size = 0
+    for at in range(0, len(waiting), FETCH_ACTIONS):
+        wanted = [action for action in waiting[at : at + FETCH_ACTIONS] if action.id in state.actions]
+        fetched = await payloads.fetch(wanted, state.actions, ahead=False)
+        for action in wanted:
+            payload = fetched.get(action.id)
+            if payload is None:
+                continue
+            if part.ids and size + len(payload) > limits.ENVELOPE_BYTES_MAX:
+                yield part
+                part, size = m.CheckpointPayloads(ids=[], payloads=[]), 0
+            part.ids.append(action.id)
+            part.payloads.append(payload)
+            size += len(payload) + 200
+    if part.ids:
+        yield part
+
+
+async def forget_before(broker: Broker, end: m.CheckpointEnded) -> None:
+    """Deletes the checkpoints before this one. Raises BrokerError."""
+    await purge(broker, subjects.CHECKPOINTS, before_seq=end.first_seq)
