@@ -10,6 +10,9 @@ from tangram.limits import NAME_LENGTH_MAX
 STREAM: Final = "TANGRAM"
 LEADER: Final = "tangram.decisions.leader"
 CLOCK: Final = "tangram.decisions.clock"
+ALL_BUT_LEADER: Final = (
+    "tangram.actions.>", "tangram.cancels.>", "tangram.executors.>", "tangram.completions.>", "tangram.decisions.*.*", CLOCK,
+)  # fmt: skip
 CHECKPOINTS: Final = "TANGRAM_CHECKPOINTS"
 CHECKPOINT_ENDS: Final = "tangram.checkpoints.*.end"
 

@@ -19,6 +19,7 @@ def check(world: World) -> None:
     check_clients(state)
     check_owed(state)
     assert state.skipped == world.garbage
+    assert state.payload_bytes == sum(action.payload_bytes for action in state.actions.values())
 
 
 def check_places(state: State) -> None:
