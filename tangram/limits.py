@@ -69,6 +69,8 @@ NUMA_NODES_MAX: Final = 256
 
 PENDING_MAX: Final = 200_000
 """Open actions (about 1.3 KB each) beyond which submissions are refused; the setting `pending_max` changes it."""
+PENDING_MIB_MAX: Final = 256
+"""Their payloads together: a checkpoint carries them, and its stream (1 GiB) has to hold three; `pending_mib_max`."""
 RETRY_AFTER_MS: Final = 5_000
 """Told to whoever is refused because there is too much."""
 

@@ -12,6 +12,9 @@ LEADER: Final = "tangram.decisions.leader"
 CLOCK: Final = "tangram.decisions.clock"
 CLIENT_HEARTBEATS: Final = "tangram.heartbeats.*.*"
 """Filter for those of all clients; an executor's have a token less."""
+ALL_BUT_LEADER: Final = (
+    "tangram.actions.>", "tangram.cancels.>", "tangram.executors.>", "tangram.completions.>", "tangram.decisions.*.*", CLOCK,
+)  # fmt: skip
 CHECKPOINTS: Final = "TANGRAM_CHECKPOINTS"
 CHECKPOINT_ENDS: Final = "tangram.checkpoints.*.end"
 

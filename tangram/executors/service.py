@@ -28,6 +28,8 @@ SWEEP_S = 1.0
 LEAVE_TIMEOUT_S = 5.0
 LIVE_BACKLOG_BYTES = 4 * 1024 * 1024
 CONSUMER_PATIENCE_S = 5.0
+HOLE_PATIENCE_S = 20.0
+"""A leader that has given up on a message fills its number within a few seconds."""
 """An incarnation whose consumer is not there for so long may have missed decisions for ever: it joins anew."""
 
 
@@ -237,7 +239,8 @@ class _Life:
 
     async def _beat(self, reader: PullLoop) -> None:
         number = 0
-        missing_s = 0.0
+        missing_s = hole_s = 0.0
+        hole_at = 0
         while True:
             number += 1
             self._heartbeat(number=number)
@@ -245,6 +248,10 @@ class _Life:
             missing_s = missing_s + limits.HEARTBEAT_S if reader.state == "missing" else 0.0
             if missing_s >= CONSUMER_PATIENCE_S:
                 self._perform(self.core.abandon("its consumer is gone"))
+            hole_s = hole_s + limits.HEARTBEAT_S if self.core.held and self.core.next_number == hole_at else 0.0
+            hole_at = self.core.next_number
+            if hole_s >= HOLE_PATIENCE_S:  # the log was trimmed before they were read
+                self._perform(self.core.abandon(f"its decisions from {hole_at} on do not come"))
 
     def _heartbeat(self, *, number: int = 0, probe: int = 0) -> None:
         beat = m.Heartbeat(incarnation=self.core.incarnation, number=number, probe=probe, running=len(self.core.running))

@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import secrets
 from collections.abc import AsyncIterator
 from typing import Final, NamedTuple
 
@@ -114,7 +115,7 @@ async def write(
     `state` is read before the first await and may move on. Returns the last message and where each payload is. If that
     cannot be stored, takes back what was, and raises BrokerError.
     """
-    name = f"{state.seq}-{state.epoch}"
+    name = f"{state.seq}-{secrets.token_hex(8)}"
     try:
         return await _write(broker, name, state, log_created, payloads)
     except BrokerError:

@@ -151,6 +151,7 @@ def finish(state: State, action: Action, result: m.Result, incarnation: str) -> 
     leave(state, action)
     move(action, Phase.GONE)
     del state.actions[action.id]
+    state.payload_bytes -= action.payload_bytes
     state.owed.rulings.pop(action.id, None)
     state.finished += 1
     state.story.append(f"finished {action.id} {result.outcome}")

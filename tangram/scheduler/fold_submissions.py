@@ -103,7 +103,9 @@ def _submit(state: State, key: str, action_id: ActionId, client: Client | None, 
         key=key,
         spec=spec,
         submitted_ns=state.now_ns,
+        payload_bytes=len(message.payloads[index]),
     )
+    state.payload_bytes += action.payload_bytes
     if spec.kind == "session.open":
         action.opens = Session(id=action_id, idle_ttl_ns=spec.idle_ttl_ms * 1_000_000, key=spec.key)
     state.actions[action_id] = action
@@ -165,7 +167,10 @@ def _over_limit(state: State, action: Action) -> str:
     if state.admission_closed:
         return "the log is nearly full"
     most = setting(state, "pending_max")
-    return f"{most} actions are open already" if len(state.actions) > most else ""
+    if len(state.actions) > most:
+        return f"{most} actions are open already"
+    most_mib = setting(state, "pending_mib_max")
+    return f"actions with {most_mib} MiB of payloads are open already" if state.payload_bytes > most_mib << 20 else ""
 
 
 def never_fits(state: State, action: Action) -> str:

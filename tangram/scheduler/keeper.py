@@ -5,7 +5,9 @@ It works beside the scheduler's turns and writes nothing to the log itself: what
 """
 
 import asyncio
+import contextlib
 import logging
+import time
 from typing import Any, Final
 
 from tangram import limits, subjects
@@ -33,21 +35,43 @@ class Keeper:
         """The log is to be trimmed up to here, and the leader's record must not go with it."""
         self._grown_from_bytes: int | None = None
         """The log's size at the last checkpoint, less what was trimmed since."""
+        self._nudge = asyncio.Event()
+        self._nudge_bytes = limits.CHECKPOINT_BYTES_MAX
+        self._read_bytes = 0
+        self._retry_s = 0.0
+        self._writing: asyncio.Task[None] | None = None
         self._complaint = ""
 
     async def run(self, state: State) -> None:
         """Returns never. `state` may change between two awaits, by whole steps."""
-        while True:
-            pause_s = LOOK_S
-            try:
-                await self._look(state)
-                self._complaint = ""
-            except BrokerError as error:
-                pause_s = RETRY_S
-                if str(error) != self._complaint:
-                    self._complaint = str(error)
-                    log.error("the log cannot be trimmed: %s", error)
-            await asyncio.sleep(pause_s)
+        try:
+            while True:
+                try:
+                    await self._look(state)
+                except BrokerError as error:
+                    self._complain(error)
+                await self._nudged()
+        finally:
+            if self._writing is not None:
+                self._writing.cancel()
+
+    def read(self, size: int) -> None:
+        """Says that so many bytes have come from the log: it is looked at when it has grown by much, or after LOOK_S."""
+        self._read_bytes += size
+        if self._read_bytes > self._nudge_bytes:
+            self._nudge.set()
+
+    async def _nudged(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._nudge.wait(), LOOK_S)
+        self._nudge.clear()
+        self._read_bytes = 0
+
+    def _complain(self, error: BrokerError) -> None:
+        """Once, however long it lasts."""
+        if str(error) != self._complaint:
+            self._complaint = str(error)
+            log.error("the log cannot be trimmed: %s", error)
 
     async def _look(self, state: State) -> None:
         info = await self._broker.api(f"STREAM.INFO.{subjects.STREAM}")
@@ -61,15 +85,19 @@ class Keeper:
         behind = trim_to > self._trimmable()
         grown = stored.bytes - self._grown_from_bytes
         step = min(limits.CHECKPOINT_BYTES_MAX, limit * limits.CHECKPOINT_PART if limit > 0 else limits.CHECKPOINT_BYTES_MAX)
-        if (grown > step or behind) and (not self.ends or state.seq > self.ends[-1].seq):
+        self._nudge_bytes = int(step / 4)
+        # When the log is full nothing moves: a second checkpoint of the same state is as good a spare as an earlier one.
+        due = behind or (grown > step and (not self.ends or state.seq > self.ends[-1].seq))
+        if due and self._writing is None and time.monotonic() >= self._retry_s:
             self._grown_from_bytes = stored.bytes
-            await self._checkpoint(state, info["created"])
+            # Beside the looks: what it takes must not delay a refusal.
+            self._writing = asyncio.create_task(self._checkpoint(state, info["created"]))
         if trim_to:
-            await self._trim(state, stored, min(trim_to, self._trimmable()))
+            await self._trim(state, stored, min(trim_to, self._trimmable()), fill)
 
     async def _reserve(self, info: dict[str, Any], fill: float, limit: int) -> None:
         if fill > limits.LOG_LEND and not has_reserve(info):
-            log.warning("the log is nearly full: it is lent %d MiB for outcomes", int(limit * limits.LOG_RESERVE) >> 20)
+            log.warning("the log is nearly full: it is lent %d KiB for outcomes", int(limit * limits.LOG_RESERVE) >> 10)
             await lend_reserve(self._broker, info, int(limit * limits.LOG_RESERVE))
         elif fill < limits.LOG_REOPEN and has_reserve(info):
             await lend_reserve(self._broker, info, 0)
@@ -95,23 +123,36 @@ class Keeper:
         return self.ends[0].seq if len(self.ends) > 1 else 0
 
     async def _checkpoint(self, state: State, log_created: str) -> None:
-        end, places = await checkpoints.write(self._broker, state, log_created, self._payloads)
-        self._payloads.checkpointed({action: place for action, place in places.items() if action in state.actions})
-        self.ends = [*self.ends[-1:], end]
-        log.info("checkpoint at sequence %d: %d KiB of state, %d payloads", end.seq, end.state_bytes >> 10, end.payloads)
-        await checkpoints.forget_before(self._broker, self.ends[0])
+        try:
+            end, places = await checkpoints.write(self._broker, state, log_created, self._payloads)
+            self._payloads.checkpointed({action: place for action, place in places.items() if action in state.actions})
+            self.ends = [*self.ends[-1:], end]
+            self._complaint = ""
+            log.info("checkpoint at sequence %d: %d KiB of state, %d payloads", end.seq, end.state_bytes >> 10, end.payloads)
+            await checkpoints.forget_before(self._broker, self.ends[0])
+        except BrokerError as error:
+            self._retry_s = time.monotonic() + RETRY_S
+            self._complain(error)
+        finally:
+            self._writing = None
 
-    async def _trim(self, state: State, stored: StreamState, to_seq: int) -> None:
-        """Deletes up to `to_seq`, which a checkpoint has, but nothing that a live executor still has to read."""
-        for holder in state.incarnations.values():
-            if holder.live:
+    async def _trim(self, state: State, stored: StreamState, to_seq: int, fill: float) -> None:
+        """Deletes up to `to_seq`, which a checkpoint has, but nothing that a live executor still has to read; unless the log
+        is so full that not even the executor's loss could be written. One that misses decisions joins anew."""
+        for holder in list(state.incarnations.values()):
+            if holder.live and fill < limits.LOG_LEND:
                 to_seq = min(to_seq, await read_up_to(self._broker, subjects.STREAM, subjects.consumer(holder.id), to_seq))
         if to_seq < stored.first_seq:
             return
-        if state.epoch <= to_seq:
+        if state.epoch > to_seq:
+            await purge(self._broker, subjects.STREAM, before_seq=to_seq + 1)
+        else:
             self.wants_record_above = to_seq
-            return
-        await purge(self._broker, subjects.STREAM, before_seq=to_seq + 1)
+            if fill < limits.LOG_CLOSE:
+                return
+            # There may be no room for a record. All but the record can go, which leaves a hole until the next trim.
+            for subject in subjects.ALL_BUT_LEADER:
+                await purge(self._broker, subjects.STREAM, before_seq=to_seq + 1, subject=subject)
         assert self._grown_from_bytes is not None
         self._grown_from_bytes = max(0, self._grown_from_bytes - self._bytes_before(stored, to_seq))
         log.info("log trimmed up to sequence %d", to_seq)

@@ -40,6 +40,7 @@ SETTINGS: Final = {
     "prior_duration_us": Setting(1_000_000, 1, 24 * 3_600_000_000),
     "prior_parallel_ppm": Setting(600_000, 0, 1_000_000),
     "pending_max": Setting(limits.PENDING_MAX, 1, 10_000_000),
+    "pending_mib_max": Setting(limits.PENDING_MIB_MAX, 1, 1 << 20),
 }
 """What the core can be configured by; all integers, and all in the leader's record."""
 

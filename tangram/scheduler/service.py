@@ -193,6 +193,7 @@ class SchedulerService:
         for message in messages:
             folded = step(self.state, Record(message.seq, message.stamp_ns, message.subject, message.data))
             self._last_read_s = time.monotonic()
+            self._keeper.read(len(message.data))
             if folded.skipped:
                 if message.seq in self._own:  # planning again would write it again, for ever
                     raise TangramError(f"sequence {message.seq} is ours and was skipped: {folded.skipped}")

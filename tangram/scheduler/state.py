@@ -85,6 +85,8 @@ class Action:
     spec: m.ActionSpec
     submitted_ns: int
     """Log time."""
+    payload_bytes: int = 0
+    """Of its payload, which stays in the log (or a checkpoint) as long as it is open."""
     phase: Phase = Phase.NEW
     attempt: int = 1
     refusals: int = 0
@@ -238,6 +240,8 @@ class State:
     digest: bytes = bytes(8)
 
     actions: dict[ActionId, Action] = field(default_factory=dict)
+    payload_bytes: int = 0
+    """Of all open actions."""
     clients: dict[tuple[str, str], Client] = field(default_factory=dict)
     client_horizon_seq: int = 0
     """Clients that connected before this may have been forgotten."""

@@ -20,6 +20,7 @@ def check(world: World) -> None:
     check_keys(state)
     check_owed(state)
     assert state.skipped == world.garbage
+    assert state.payload_bytes == sum(action.payload_bytes for action in state.actions.values())
 
 
 def check_places(state: State) -> None:
