@@ -52,6 +52,8 @@ KEY_TTL_NS: Final = 3_600 * 1_000_000_000
 """A caller's own key stands for its action so long after its end: longer than anybody retries."""
 
 # --- state -----------------------------------------------------------------------------------------------------
+NUMBER_MAX: Final = 1 << 62
+"""Of ids, sequences and other counters: far below where languages and formats differ."""
 KEY_LENGTH_MAX: Final = 200
 KEYS_PER_CLIENT_MAX: Final = 65_536
 """Keys that one client may have in use; some 20 MB of the scheduler's memory."""

@@ -23,7 +23,7 @@ from tangram.producers import build, request
 from tangram.producers.options import OnOutput, RunOptions, SessionOptions
 from tangram.producers.pending import Ledger, Pending
 from tangram.producers.presence import beat, instance_at
-from tangram.producers.recall import Recall, number_of
+from tangram.producers.recall import Recall, checked_key, number_of
 from tangram.producers.result import Result
 from tangram.producers.session import Session
 from tangram.producers.waiting import Waiting
@@ -224,7 +224,7 @@ class Client:
             raise InvalidRequest("id", "must be given, or else a key", id)
         n = 0 if id is None else number_of(id, self.task, self.name)
         async with asyncio.timeout(timeout):
-            return await self._recall.result(n, key)
+            return await self._recall.result(n, checked_key(key))
 
     def cancel(self, id: int | str) -> None:  # noqa: A002
         """Asks for the end of an action of this client, or of an earlier one of its task and name. It still has one outcome,

@@ -7,6 +7,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from tangram import limits
 from tangram import messages as m
 from tangram.broker import BrokerError
 from tangram.errors import InvalidRequest, ResultGone, UnknownAction
@@ -25,7 +26,21 @@ def number_of(id: int | str, task: str, name: str) -> int:  # noqa: A002
     owner, _, number = str(id).rpartition("/")
     if isinstance(id, bool) or owner not in ("", f"{task}/{name}") or not (number.isascii() and number.isdigit()):
         raise InvalidRequest("id", f"must be {task}/{name}/NUMBER, or the number", id)
-    return int(number)
+    n = int(number) if len(number) <= 19 else limits.NUMBER_MAX + 1
+    if n > limits.NUMBER_MAX:
+        raise InvalidRequest("id", f"must end in a number of at most {limits.NUMBER_MAX}", id)
+    return n
+
+
+def checked_key(key: str) -> str:
+    """Raises InvalidRequest."""
+    if not isinstance(key, str) or len(key) > limits.KEY_LENGTH_MAX:
+        raise InvalidRequest("key", f"must be a text of at most {limits.KEY_LENGTH_MAX} characters", key)
+    try:
+        key.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest("key", f"must be text that UTF-8 can hold: {error.reason}", key) from None
+    return key
 
 
 class Recall:

@@ -25,10 +25,6 @@ class Waiting:
         """task/client/n: under it `Client.result` finds the outcome, in this process and in a later one of the same name."""
         return self._id
 
-    @property
-    def done(self) -> bool:
-        return self._future.done()
-
     def cancel(self) -> None:
         """Asks for the end of the action. It still has one outcome, which may be another if it had ended already."""
         self._cancel()

@@ -190,8 +190,12 @@ def cancel_requested(state: State, task: str, message: m.CancelsRequested) -> No
     client = client_of(state, task, message)
     if client is None:
         return
+    replaced = is_replaced(client, message)
     for n in message.ids:
         action_id = ActionId(task, message.client, n)
+        if replaced and n >= client.others_below:
+            state.story.append(f"cancel of another's {action_id}")
+            continue
         action = state.actions.get(action_id)
         if action is not None:
             cancel(state, action)
@@ -199,7 +203,7 @@ def cancel_requested(state: State, task: str, message: m.CancelsRequested) -> No
             if session.phase is SessionPhase.OPEN:
                 ask_to_end(state, session, "cancelled")
         elif n >= client.done_below and not has_seen(client, n):
-            if n - client.done_below < limits.CLIENT_SEEN_WIDTH_MAX and not is_replaced(client, message):
+            if n - client.done_below < limits.CLIENT_SEEN_WIDTH_MAX:
                 client.cancelled_early.add(n)
         else:
             state.story.append(f"cancel of finished {action_id}")

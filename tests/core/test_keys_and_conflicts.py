@@ -293,7 +293,10 @@ def test_what_a_replaced_process_says_of_its_numbers_is_not_about_those_of_the_n
     world.put(subjects.cancels("t"), m.CancelsRequested(client="c", ids=[7], done_below=7, instance=5))
     client = world.state.clients[CLIENT]
     assert (client.done_below, client.cancelled_early) == (0, set())
-    assert world.phase(world.submit(n=3, cpu=WHOLE, instance=9)) is Phase.READY
+    theirs = world.submit(n=3, cpu=WHOLE, instance=9)
+    assert world.phase(theirs) is Phase.READY
+    world.put(subjects.cancels("t"), m.CancelsRequested(client="c", ids=[1, theirs.n], instance=5))  # it thinks 3 is its own
+    assert (world.phase(ActionId(*CLIENT, 1)), world.phase(theirs)) == (Phase.OWED, Phase.READY)
 
 
 # --- what was not read ---------------------------------------------------------------------------------------------

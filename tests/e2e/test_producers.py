@@ -231,10 +231,14 @@ async def test_an_id_or_a_key_that_never_was_is_a_clear_error(client: tangram.Cl
         await client.result(100_000)
     with pytest.raises(tangram.UnknownAction, match="no such key"):
         await client.result(key="no such key")
-    with pytest.raises(tangram.InvalidRequest):
-        await client.result()
-    with pytest.raises(tangram.InvalidRequest):
-        await client.result(f"{client.task}/another/1")
+    for wrong in (None, f"{client.task}/another/1", "1/", -1, (1 << 62) + 1, "9" * 5_000, "\u0663"):
+        with pytest.raises(tangram.InvalidRequest, match="id"):
+            await client.result(wrong)
+    for wrong in ("x" * 201, "\ud800", 5):
+        with pytest.raises(tangram.InvalidRequest, match="key"):
+            await client.result(key=wrong)  # type: ignore[arg-type]
+    with pytest.raises(tangram.InvalidRequest, match="id"):
+        await client.result(1, key="k")
 
 
 async def test_a_forged_outcome_does_not_deceive_a_later_process(stack: LocalStack) -> None:
