@@ -126,13 +126,13 @@ def _submit(state: State, key: str, action_id: ActionId, client: Client | None, 
         owe(state, action, Outcome.REJECTED, RejectReason.CONFLICT, f"key: it stands for another request, number {first.n}")
     elif early:
         owe(state, action, Outcome.CANCELLED)
-    elif first is not None:
-        fold_keys.follow(state, action, first)
-    elif too_big := never_fits(state, action):
+    elif first is None and (too_big := never_fits(state, action)):
         owe(state, action, Outcome.REJECTED, RejectReason.NEVER_FITS, too_big)
     elif too_much := _over_limit(state, action):
         over = RejectReason.OVER_LIMIT
         owe(state, action, Outcome.REJECTED, over, too_much, retry_after_ms=limits.RETRY_AFTER_MS)
+    elif first is not None:
+        fold_keys.follow(state, action, first)
     elif spec.key and not fold_keys.bind(state, client, action, payload):
         rule = f"key: at most {limits.KEYS_PER_CLIENT_MAX} of one client may be in use"
         owe(state, action, Outcome.REJECTED, RejectReason.OVER_LIMIT, rule)

@@ -205,6 +205,16 @@ def test_keys_are_bounded_and_known_ones_still_answer() -> None:
     assert world.phase(known) is Phase.WAITING
 
 
+def test_what_shares_an_outcome_waits_and_is_bounded_as_all_that_waits_is() -> None:
+    world = led(pending_max=2)
+    world.join()
+    first = world.submit(cpu=WHOLE, own_key="k")
+    world.submit(cpu=WHOLE, own_key="k")
+    over = world.submit(cpu=WHOLE, own_key="k")
+    assert what(world, over) == ("rejected", "over_limit")
+    assert world.state.clients[CLIENT].keys["k"].n == first.n
+
+
 def test_a_forgotten_client_leaves_no_key_behind() -> None:
     world = led()
     worker = world.join()
