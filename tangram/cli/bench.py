@@ -1,9 +1,10 @@
-"""`tangram bench pipeline`."""
+"""`tangram bench pipeline|scheduler`."""
 
 import argparse
 import json
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
 
 from tangram import roles
 from tangram.cli import common
@@ -21,15 +22,41 @@ def add_to(commands: "Commands") -> None:
     pipeline.add_argument("--sync", nargs="+", default=["always", "default"], choices=["always", "default"])
     pipeline.add_argument("--in-flight", nargs="+", type=common.positive, default=[1, 16, 64, 256, 1024], metavar="N")
     pipeline.add_argument("--executors", nargs="+", type=common.positive, default=[1, 2, 4], metavar="N")
-    pipeline.set_defaults(handler=handle)
+    pipeline.set_defaults(handler=_handle(_pipeline))
+    scheduler = what.add_parser("scheduler", help="a pass of the pure core, whatever is queued; and what a backlog takes")
+    scheduler.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+    scheduler.add_argument("--queued", nargs="+", type=int, default=[1_000, 100_000], metavar="N", help="behind the candidates")
+    scheduler.add_argument("--passes", type=common.positive, default=100, metavar="N", help="measured for each row")
+    scheduler.add_argument("--backlog", type=int, default=100_000, metavar="N", help="actions at a real scheduler; 0: none")
+    scheduler.add_argument("--payload", type=common.positive, default=2_000, metavar="BYTES", help="of each of those")
+    scheduler.set_defaults(handler=_handle(_scheduler))
 
 
-def handle(given: argparse.Namespace) -> int:
-    roles.set_up_logging(False)
-    return roles.run_loop(_run(given))
+def _handle(run: Callable[[argparse.Namespace], Coroutine[Any, Any, int]]) -> Callable[[argparse.Namespace], int]:
+    def handle(given: argparse.Namespace) -> int:
+        roles.set_up_logging(False)
+        return roles.run_loop(run(given))
+
+    return handle
 
 
-async def _run(given: argparse.Namespace) -> int:
+async def _scheduler(given: argparse.Namespace) -> int:
+    from tangram.bench import scheduler
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr if given.json else sys.stdout, flush=True)
+
+    found: dict[str, Any] = {"runs": scheduler.passes(given.queued, given.passes, say)}
+    found["fold_per_s"] = round(scheduler.fold_per_s(), 1)
+    say(f"pure core: {found['fold_per_s']:.0f} actions/s, each submitted, decided and finished")
+    if given.backlog:
+        found["backlog"] = await scheduler.backlog(given.backlog, given.payload, say)
+    if given.json:
+        print(json.dumps(found))
+    return 0
+
+
+async def _pipeline(given: argparse.Namespace) -> int:
     from tangram.bench import pipeline
 
     out = sys.stderr if given.json else sys.stdout
