@@ -172,7 +172,8 @@ class Client:
 
     async def close(self) -> None:
         """Sends what is queued, then disconnects. Actions that are still open go on, unless the client was made with
-        `cancel_on_disconnect`: then they are cancelled, and open sessions end. Who waits for them gets ClientClosed."""
+        `cancel_on_disconnect`: then they are cancelled, and open sessions end. Who waits for what has no outcome
+        by then gets ClientClosed."""
         if self._broker is None or self._publisher is None or self._watching is None:
             return
         if self._cancel_on_disconnect:
