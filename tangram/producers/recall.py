@@ -23,8 +23,9 @@ RETRY_S: Final = 0.25
 
 def number_of(id: int | str, task: str, name: str) -> int:  # noqa: A002
     """The number in an id of a client. Raises InvalidRequest."""
-    owner, _, number = str(id).rpartition("/")
-    if isinstance(id, bool) or owner not in ("", f"{task}/{name}") or not (number.isascii() and number.isdigit()):
+    owner, slash, number = str(id).rpartition("/")
+    ours = not slash or owner == f"{task}/{name}"
+    if isinstance(id, bool) or not ours or not (number.isascii() and number.isdigit()):
         raise InvalidRequest("id", f"must be {task}/{name}/NUMBER, or the number", id)
     n = int(number) if len(number) <= 19 else limits.NUMBER_MAX + 1
     if n > limits.NUMBER_MAX:
