@@ -86,6 +86,9 @@ LOG_CLOSE: Final = 0.8
 LOG_LEND: Final = 0.95
 LOG_RESERVE: Final = 0.125
 """What is added for outcomes when even that is nearly used up."""
+CHECKPOINTS_MAX: Final = 16
+CHECKPOINTS_PART: Final = 0.3
+"""Of their stream's max_bytes, for those that are kept; a new one needs as much again."""
 CHECKPOINT_PART: Final = 1 / 16
 CHECKPOINT_BYTES_MAX: Final = 128 * 1024 * 1024
 """How much the log grows between checkpoints: 100,000 actions or so, which a scheduler reads in a few seconds."""

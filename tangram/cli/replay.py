@@ -49,6 +49,7 @@ async def read_timeline(broker: "Broker") -> "Timeline":
     """The timeline of what is stored now. Raises TangramError if there is no log, or none that can be folded."""
     from tangram.broker import read_log, stream_state
     from tangram.replay.timeline import Collector
+    from tangram.scheduler.checkpoints import restore
     from tangram.scheduler.fold import Record
 
     try:
@@ -57,9 +58,11 @@ async def read_timeline(broker: "Broker") -> "Timeline":
         raise TangramError(f"the broker has no log ({error.description}); tangram streams apply makes one") from None
     if not stored.messages:
         raise TangramError("the log is empty: nothing has run on this broker yet")
-    if stored.first_seq > 1:
-        raise TangramError(f"the log begins at {stored.first_seq}: what came before was trimmed, so it cannot be folded")
-    collector = Collector()
+    is_whole = stored.messages == stored.last_seq
+    restored = None if is_whole else await restore(broker, oldest=True)
+    if restored is None and not is_whole:
+        raise TangramError(f"the log begins at {stored.first_seq}, and no checkpoint leads up to it: it cannot be folded")
+    collector = Collector(None if restored is None else restored.state)
     while collector.seq < stored.last_seq:
         messages = await read_log(broker, subjects.STREAM, collector.seq + 1)
         if not messages:

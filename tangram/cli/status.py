@@ -53,10 +53,12 @@ async def _scheduler_answers(broker: "Broker") -> bool:
 async def read_state(broker: "Broker") -> "State":
     """The state after the last message that is stored now. Raises ApiError if there is no log."""
     from tangram.broker import read_log, stream_state
+    from tangram.scheduler.checkpoints import restore
     from tangram.scheduler.fold import Record, step
     from tangram.scheduler.state import State
 
-    state = State()
+    restored = await restore(broker)
+    state = State() if restored is None else restored.state
     last_seq = (await stream_state(broker, subjects.STREAM)).last_seq
     while state.seq < last_seq:
         messages = await read_log(broker, subjects.STREAM, state.seq + 1)
@@ -98,6 +100,7 @@ def summary(state: "State", answers: bool) -> dict[str, object]:
         "actions_finished": state.finished,
         "actions_open": phases,
         "sessions": len(state.sessions),
+        "admission_closed": state.admission_closed,
         "hosts": hosts,
         "lost_incarnations": lost,
         "skipped_messages": state.skipped,
@@ -112,6 +115,8 @@ def _text(found: dict[str, object]) -> str:
         f"finished   {found['actions_finished']} actions",
         f"open       {found['actions_open'] or 'nothing'}; {found['sessions']} sessions",
     ]
+    if found["admission_closed"]:
+        lines.append("admission  CLOSED: the log is nearly full, new actions are refused")
     hosts = found["hosts"]
     assert isinstance(hosts, list)
     for host in hosts:

@@ -337,7 +337,8 @@ class CheckpointEnded(Event, frozen=True, kw_only=True):
     """The last message of a checkpoint: without it, it is none.
 
     seq: of the last message of the log that is in it. log_created: when the stream was made that it belongs to. first_seq:
-    of its own first message in its stream. parts, state_bytes, sha256: of the state alone.
+    of its own first message in its stream. parts, state_bytes, sha256: of the state alone. payloads, payload_bytes: of the
+    actions that were open.
     """
 
     seq: Number
@@ -347,6 +348,7 @@ class CheckpointEnded(Event, frozen=True, kw_only=True):
     state_bytes: Count
     sha256: bytes
     payloads: Count = 0
+    payload_bytes: Count = 0
     digest: bytes = b""
     code_version: str = ""
 

@@ -12,11 +12,14 @@ from tangram.scheduler.state import Action, ActionId, Grant, GrantKey, HostKey, 
 
 
 class Collector:
-    """`add` each record of a log, in order; `complete()` is the timeline up to the last one."""
+    """`add` each record of a log, in order; `complete()` is the timeline up to the last one.
 
-    def __init__(self) -> None:
+    state: at a checkpoint from which the log goes on, and which changes with it; without one the log is read from its start.
+    """
+
+    def __init__(self, state: State | None = None) -> None:
         self.timeline = Timeline()
-        self._state = State()
+        self._state = State() if state is None else state
         self._open: dict[ActionId, tuple[Action, Attempt]] = {}
         """Actions without an outcome, and what is known of the attempt that is next, or is on."""
         self._waiting: dict[ActionId, None] = {}
@@ -31,6 +34,8 @@ class Collector:
         """Of actions that had room when they became ready, but others before them."""
         self._window = self._through = self._before = 0
         """The last window, the last record that it considered, and that of the window before it."""
+        if state is not None:
+            self._begin()
 
     @property
     def seq(self) -> int:
@@ -70,6 +75,41 @@ class Collector:
                 self._freed(message.incarnation)
         self._ready()
         self._queue()
+
+    def _begin(self) -> None:
+        """What is on at the checkpoint is shown from there on."""
+        state, timeline = self._state, self.timeline
+        now = timeline.begin_ns = state.now_ns
+        timeline.policies.append((now, state.policy))
+        self._live = {h.id: (h.executor, self._name(h.host)) for host in state.hosts.values() for h in host.live}
+        self._offers()
+        for action in state.actions.values():
+            self._submitted(action.id)
+        for holder in state.incarnations.values():
+            held = self._held.setdefault(holder.id, {})
+            for grant in holder.grants.values():
+                attempt = self._granted(grant, holder.executor)
+                held[grant.key] = (grant, attempt)
+                timeline.attempts.append(attempt)
+                if grant.holds_session:
+                    attempt.finished_ns, attempt.outcome = now, Outcome.OK
+                else:
+                    self._running += 1
+
+    def _granted(self, grant: Grant, executor: str) -> Attempt:
+        known = self._open.get(grant.key.action)
+        if known is not None and known[0].attempt == grant.key.attempt:
+            attempt = known[1]
+            self._waiting.pop(grant.key.action, None)
+        else:  # the opening of a session that lives, or an attempt whose action has its outcome
+            now, kind = self._state.now_ns, "session.open" if grant.opens else ""
+            session = grant.key.action.n if grant.opens else 0
+            attempt = Attempt(*grant.key.action, attempt=grant.key.attempt, kind=kind, session=session, submitted_ns=now)
+        attempt.ready_ns = attempt.decided_ns = self._state.now_ns
+        attempt.host, attempt.executor, attempt.incarnation = self._name(grant.host), executor, grant.incarnation
+        attempt.cores, attempt.units = grant.cores, len(grant.cores)
+        attempt.millicores, attempt.memory_mib = grant.amounts.get("cpu", 0), grant.amounts.get("memory", 0)
+        return attempt
 
     # --- actions -------------------------------------------------------------------------------------------------
 
@@ -236,11 +276,14 @@ class Collector:
             executor, host = live[message.incarnation]
             events.append(ExecutorEvent(now, host, executor, message.incarnation, "draining", ""))
         self._live = live
+        self._offers()
+
+    def _offers(self) -> None:
         for key, seen in self._hosts.items():
-            known = state.hosts.get(key)
+            known = self._state.hosts.get(key)
             cores = cores_of(known.pool.all) if known is not None else ()
             if not seen.offers or seen.offers[-1].cores != cores:
-                seen.offers.append(Cores(now, cores))
+                seen.offers.append(Cores(self._state.now_ns, cores))
 
     def _lost(self, incarnation: str, why: str) -> None:
         for key, (_, attempt) in self._held.get(incarnation, {}).items():

@@ -15,7 +15,7 @@ SUPERSEDED: Final = "superseded"
 class Attempt:
     """One attempt of one action, or an action that never had one (host is "").
 
-    Times ending in _ns are log time from the first message of the log; None: not before the log's end. ready_ns: when
+    Times ending in _ns are log time; None: not before the log's end. ready_ns: when
     nothing but units, and what came before it, kept it from starting. finished_ns: its executor's answer, or the loss of the
     executor. freed_ns: when its units came back, which a lost executor's do late and a sandbox's when it is closed.
     blocked: what it lacked when it became ready; "" if nothing. startup_ns, run_ns, cpu_ns: measured by the executor.
@@ -109,6 +109,8 @@ class Timeline:
     clock: list[Clock] = field(default_factory=list)
     policies: list[tuple[int, str]] = field(default_factory=list)
     """(log time, policy) of each leader's start."""
+    begin_ns: int = 0
+    """Of the checkpoint from which the log was read."""
     end_ns: int = 0
     first_seq: int = 0
     last_seq: int = 0

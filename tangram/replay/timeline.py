@@ -57,12 +57,13 @@ class _Table:
         return list(self._numbers)
 
 
-def _us(at_ns: int | None) -> int:
-    return -1 if at_ns is None else at_ns // 1000
-
-
 def _data(timeline: Timeline) -> dict[str, object]:
-    """Columns instead of rows, microseconds (-1: not yet), and a column whose values are all the same as that one value."""
+    """Columns instead of rows, microseconds from the timeline's begin (-1: not yet), and a column whose values are all the same
+    as that one value."""
+
+    def us(at_ns: int | None) -> int:
+        return -1 if at_ns is None else max(0, at_ns - timeline.begin_ns) // 1000
+
     texts, core_sets = _Table(), _Table()
     hosts = {host.name: index for index, host in enumerate(timeline.hosts)}
     columns: dict[str, Callable[[Attempt], int | None]] = {
@@ -72,11 +73,11 @@ def _data(timeline: Timeline) -> dict[str, object]:
         "attempt": lambda a: a.attempt,
         "kind": lambda a: texts.number(a.kind),
         "session": lambda a: a.session,
-        "submitted": lambda a: _us(a.submitted_ns),
-        "ready": lambda a: _us(a.ready_ns),
-        "decided": lambda a: _us(a.decided_ns),
-        "finished": lambda a: _us(a.finished_ns),
-        "freed": lambda a: _us(a.freed_ns),
+        "submitted": lambda a: us(a.submitted_ns),
+        "ready": lambda a: us(a.ready_ns),
+        "decided": lambda a: us(a.decided_ns),
+        "finished": lambda a: us(a.finished_ns),
+        "freed": lambda a: us(a.freed_ns),
         "host": lambda a: hosts.get(a.host, -1),
         "executor": lambda a: texts.number(a.executor),
         "cores": lambda a: core_sets.number(a.cores),
@@ -97,22 +98,22 @@ def _data(timeline: Timeline) -> dict[str, object]:
     attempts = sorted(timeline.attempts, key=_order)
     encoded = {name: _column([value(attempt) for attempt in attempts]) for name, value in columns.items()}
     return {
-        "end": _us(timeline.end_ns),
+        "end": us(timeline.end_ns),
         "sequences": [timeline.first_seq, timeline.last_seq],
         "actions": timeline.actions,
         "skipped": timeline.skipped,
         "count": len(attempts),
-        "policies": [[_us(at_ns), policy] for at_ns, policy in timeline.policies],
-        "clock": [[_us(clock.at_ns), clock.stamp_ns // 1000] for clock in timeline.clock],
+        "policies": [[us(at_ns), policy] for at_ns, policy in timeline.policies],
+        "clock": [[us(clock.at_ns), clock.stamp_ns // 1000] for clock in timeline.clock],
         "hosts": [
-            {"name": host.name, "cores": host.cores, "offers": [[_us(at_ns), cores] for at_ns, cores in host.offers]}
+            {"name": host.name, "cores": host.cores, "offers": [[us(at_ns), cores] for at_ns, cores in host.offers]}
             for host in timeline.hosts
         ],
         "executors": [
-            [_us(event.at_ns), hosts.get(event.host, -1), event.executor, event.what, event.why] for event in timeline.executors
+            [us(event.at_ns), hosts.get(event.host, -1), event.executor, event.what, event.why] for event in timeline.executors
         ],
         "queue": [
-            [_us(queue.at_ns) for queue in timeline.queue],
+            [us(queue.at_ns) for queue in timeline.queue],
             [queue.ready for queue in timeline.queue],
             [queue.behind for queue in timeline.queue],
             [queue.running for queue in timeline.queue],

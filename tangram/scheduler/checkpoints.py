@@ -27,13 +27,15 @@ class ForeignCheckpoint(TangramError):
 
 
 class Restored(NamedTuple):
+    """A state as it was at a checkpoint. `ends` are the last messages of the checkpoints up to it, oldest first."""
+
+    name: str
     state: State
     ends: list[m.CheckpointEnded]
-    """Of the valid checkpoints up to this one, oldest first; at most two."""
 
 
-async def restore(broker: Broker, payloads: Payloads) -> Restored | None:
-    """The newest checkpoint that can be read, and its payloads into the cache as far as they fit; None if there is none.
+async def restore(broker: Broker, *, oldest: bool = False) -> Restored | None:
+    """The newest checkpoint that can be read, or the oldest from which the log is still whole; None if there is none.
 
     Raises ForeignCheckpoint, BrokerError.
     """
@@ -41,30 +43,33 @@ async def restore(broker: Broker, payloads: Payloads) -> Restored | None:
     if not ends:
         return None
     info = await broker.api(f"STREAM.INFO.{subjects.STREAM}")
-    created, last_seq = info["created"], state_of(info).last_seq
+    created, stored = info["created"], state_of(info)
     for _, end in ends:
-        if end.log_created != created or end.seq > last_seq:
+        if end.log_created != created or end.seq > stored.last_seq:
             raise ForeignCheckpoint(
                 f"the checkpoint at sequence {end.seq} is of a log made at {end.log_created}, but {subjects.STREAM} was made at"
-                f" {created} and ends at {last_seq}: put the log back, or purge {subjects.CHECKPOINTS} to start anew"
+                f" {created} and ends at {stored.last_seq}: put the log back, or purge {subjects.CHECKPOINTS} to start anew"
             )
-    while ends:
-        name, end = ends[-1]
+    usable = [index for index, (_, end) in enumerate(ends) if end.seq + 1 >= stored.first_seq]
+    for index in usable if oldest else reversed(usable):
+        name, end = ends[index]
         try:
             state = load(await _state_bytes(broker, name, end))
         except UnreadableCheckpoint as error:
             log.error("checkpoint %s is not used: %s", name, error)
-            ends.pop()
             continue
-        places: dict[ActionId, int] = {}
-        async for place, part in _payload_parts(broker, name, end):
-            for each, payload in zip(part.ids, part.payloads, strict=True):
-                places[ActionId(*each)] = place
-                payloads.keep(ActionId(*each), payload)
-        payloads.checkpointed(places)
-        log.info("state restored from the checkpoint at sequence %d", end.seq)
-        return Restored(state, [end for _, end in ends[-2:]])
+        return Restored(name, state, [end for _, end in ends[: index + 1]])
     return None
+
+
+async def read_payloads(broker: Broker, restored: Restored, payloads: Payloads) -> None:
+    """Puts the checkpoint's payloads into the cache as far as they fit, and notes where the others are. Raises BrokerError."""
+    places: dict[ActionId, int] = {}
+    async for place, part in _payload_parts(broker, restored.name, restored.ends[-1]):
+        for each, payload in zip(part.ids, part.payloads, strict=True):
+            places[ActionId(*each)] = place
+            payloads.keep(ActionId(*each), payload)
+    payloads.checkpointed(places)
 
 
 async def _ends(broker: Broker) -> list[tuple[str, m.CheckpointEnded]]:
@@ -134,7 +139,9 @@ async def _write(
         stored_seq = await _store(broker, name, "state", data[at : at + limits.ENVELOPE_BYTES_MAX])
         first_seq, parts = first_seq or stored_seq, parts + 1
     places: dict[ActionId, int] = {}
+    payload_bytes = 0
     async for part in _grouped(waiting, payloads, state):
+        payload_bytes += sum(map(len, part.payloads))
         place = await _store(broker, name, "payloads", m.encode(part))
         places.update((ActionId(*each), place) for each in part.ids)
     end = m.CheckpointEnded(
@@ -145,6 +152,7 @@ async def _write(
         state_bytes=len(data),
         sha256=sha256,
         payloads=len(places),
+        payload_bytes=payload_bytes,
         digest=digest,
         code_version=__version__,
     )

@@ -1,5 +1,8 @@
 """Keeps the log within its limit: checkpoints as it grows, trims behind them, and says when submissions have to wait.
 
+The log always begins behind a checkpoint, so all that is kept can be folded; and there is a second one further on, in case
+the first cannot be read.
+
 It works beside the scheduler's turns and writes nothing to the log itself: what it wants the leader to write stands in
 `admission_closed` and `wants_record_above`.
 """
@@ -33,6 +36,8 @@ class Keeper:
         self.admission_closed = False
         self.wants_record_above = 0
         """The log is to be trimmed up to here, and the leader's record must not go with it."""
+        self._hole_to = 0
+        """What was trimmed around the leader's record goes up to here."""
         self._grown_from_bytes: int | None = None
         """The log's size at the last checkpoint, less what was trimmed since."""
         self._nudge = asyncio.Event()
@@ -82,7 +87,7 @@ class Keeper:
         if self._grown_from_bytes is None:
             self._grown_from_bytes = self._bytes_before(stored, self.ends[-1].seq if self.ends else 0)
         trim_to = self._trim_to(stored, fill)
-        behind = trim_to > self._trimmable()
+        behind = trim_to > (self.ends[-2].seq if len(self.ends) > 1 else 0)
         grown = stored.bytes - self._grown_from_bytes
         step = min(limits.CHECKPOINT_BYTES_MAX, limit * limits.CHECKPOINT_PART if limit > 0 else limits.CHECKPOINT_BYTES_MAX)
         self._nudge_bytes = int(step / 4)
@@ -92,8 +97,11 @@ class Keeper:
             self._grown_from_bytes = stored.bytes
             # Beside the looks: what it takes must not delay a refusal.
             self._writing = asyncio.create_task(self._checkpoint(state, info["created"]))
+        if self._hole_to and state.epoch > self._hole_to:
+            await purge(self._broker, subjects.STREAM, before_seq=self._hole_to + 1)
+            self._hole_to = 0
         if trim_to:
-            await self._trim(state, stored, min(trim_to, self._trimmable()), fill)
+            await self._trim(state, stored, trim_to, fill)
 
     async def _reserve(self, info: dict[str, Any], fill: float, limit: int) -> None:
         if fill > limits.LOG_LEND and not has_reserve(info):
@@ -118,41 +126,58 @@ class Keeper:
         width = stored.last_seq - stored.first_seq + 1
         return stored.first_seq + int(width * (1 - limits.LOG_KEEP / fill))
 
-    def _trimmable(self) -> int:
-        """The older of two checkpoints has to do if the newer cannot be read."""
-        return self.ends[0].seq if len(self.ends) > 1 else 0
-
     async def _checkpoint(self, state: State, log_created: str) -> None:
         try:
             end, places = await checkpoints.write(self._broker, state, log_created, self._payloads)
             self._payloads.checkpointed({action: place for action, place in places.items() if action in state.actions})
-            self.ends = [*self.ends[-1:], end]
+            self.ends.append(end)
             self._complaint = ""
             log.info("checkpoint at sequence %d: %d KiB of state, %d payloads", end.seq, end.state_bytes >> 10, end.payloads)
-            await checkpoints.forget_before(self._broker, self.ends[0])
+            await self._forget()
         except BrokerError as error:
             self._retry_s = time.monotonic() + RETRY_S
             self._complain(error)
+        except Exception:  # a bug in here must not stop decisions; the log grows until somebody reads this
+            self._retry_s = time.monotonic() + RETRY_S
+            log.exception("no checkpoint")
         finally:
             self._writing = None
 
-    async def _trim(self, state: State, stored: StreamState, to_seq: int, fill: float) -> None:
-        """Deletes up to `to_seq`, which a checkpoint has, but nothing that a live executor still has to read; unless the log
-        is so full that not even the executor's loss could be written. One that misses decisions joins anew."""
+    async def _forget(self) -> None:
+        """Old checkpoints go when there are many, or when the next ones would find no room; two stay whatever they take."""
+        limit = bytes_limit(await self._broker.api(f"STREAM.INFO.{subjects.CHECKPOINTS}"))
+        while len(self.ends) > 2:
+            taken = sum(end.state_bytes + end.payload_bytes for end in self.ends)
+            if len(self.ends) <= limits.CHECKPOINTS_MAX and (limit <= 0 or taken <= limit * limits.CHECKPOINTS_PART):
+                break
+            del self.ends[0]
+        await checkpoints.forget_before(self._broker, self.ends[0])
+
+    async def _trim(self, state: State, stored: StreamState, wanted_seq: int, fill: float) -> None:
+        """Deletes up to about `wanted_seq`, to exactly where a checkpoint was taken that is not the newest, but nothing that a
+        live executor still has to read; unless the log is so full that not even the executor's loss could be written. One
+        that misses decisions joins anew."""
+        pinned_seq = stored.last_seq
         for holder in list(state.incarnations.values()):
             if holder.live and fill < limits.LOG_LEND:
-                to_seq = min(to_seq, await read_up_to(self._broker, subjects.STREAM, subjects.consumer(holder.id), to_seq))
-        if to_seq < stored.first_seq:
+                consumer = subjects.consumer(holder.id)
+                pinned_seq = min(pinned_seq, await read_up_to(self._broker, subjects.STREAM, consumer, pinned_seq))
+        possible = [end.seq for end in self.ends[:-1] if stored.first_seq <= end.seq <= pinned_seq]
+        if not possible:
             return
+        to_seq = next((seq for seq in possible if seq >= wanted_seq), possible[-1])
         if state.epoch > to_seq:
             await purge(self._broker, subjects.STREAM, before_seq=to_seq + 1)
         else:
             self.wants_record_above = to_seq
             if fill < limits.LOG_CLOSE:
                 return
-            # There may be no room for a record. All but the record can go, which leaves a hole until the next trim.
+            # There may be no room for a record. All but the old one can go, which leaves a hole until there is a new one.
             for subject in subjects.ALL_BUT_LEADER:
                 await purge(self._broker, subjects.STREAM, before_seq=to_seq + 1, subject=subject)
+            self._hole_to = to_seq
         assert self._grown_from_bytes is not None
         self._grown_from_bytes = max(0, self._grown_from_bytes - self._bytes_before(stored, to_seq))
         log.info("log trimmed up to sequence %d", to_seq)
+        self.ends = [end for end in self.ends if end.seq >= to_seq]
+        await checkpoints.forget_before(self._broker, self.ends[0])

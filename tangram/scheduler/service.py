@@ -100,9 +100,11 @@ class SchedulerService:
         beats = await self.broker.subscribe("tangram.heartbeats.*", self._on_heartbeat)
         client_beats = await self.broker.subscribe(subjects.CLIENT_HEARTBEATS, self._on_client_heartbeat)
         forget = self.broker.on_reconnect(self._silence.forget)
-        restored = await checkpoints.restore(self.broker, self._payloads)
+        restored = await checkpoints.restore(self.broker)
         if restored is not None:
+            await checkpoints.read_payloads(self.broker, restored, self._payloads)
             self.state, self._keeper.ends = restored.state, restored.ends
+            log.info("state restored from the checkpoint at sequence %d", self.state.seq)
             self._restored_seq = self.state.seq
         self._reader = await LogReader.start(self.broker, subjects.STREAM, self.state.seq + 1)
         try:

@@ -219,6 +219,7 @@ VALUES: Final[dict[str, msgspec.Struct]] = {
         state_bytes=3,
         sha256=bytes(32),
         payloads=5,
+        payload_bytes=6,
         digest=b"\x00\x01\x02\x03\x04\x05\x06\x07",
         code_version="0.1.0",
     ),
