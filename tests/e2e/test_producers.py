@@ -169,6 +169,17 @@ async def test_what_a_killed_producer_had_open_ends_if_it_asked_for_that(stack: 
         assert (await again.result(opened)).outcome is Outcome.OK
 
 
+async def test_a_producer_that_dies_while_nobody_leads_is_missed_by_the_next_scheduler(stack: LocalStack, tmp_path: Path) -> None:
+    async with producer(stack, "orphan", tmp_path, flag=True) as process:
+        assert stack.scheduler is not None
+        await stack.scheduler.stop(signal.SIGKILL)
+        process.kill()
+        await process.wait()
+        await stack.start_scheduler()
+        await eventually("its program ends", lambda: not processes_with("MARKER=orphan"), 20)
+        await until_held(stack, 0)
+
+
 async def test_a_flagged_producer_that_lives_is_left_alone(stack: LocalStack, tmp_path: Path) -> None:
     async with producer(stack, "alive", tmp_path, flag=True):
         await asyncio.sleep(2 * SILENCE_S)  # nothing announces that nothing happens
