@@ -248,7 +248,7 @@ class SchedulerService:
             return []
         missing = [d.action for d in window.decisions if self._payloads.get(d.action.id) is None]
         fetched = await self._read_back(missing) if missing else {}
-        outgoing = compose(state, window, lambda action: self._payloads.get(action.id) or fetched.get(action.id))
+        outgoing = compose(state, window, lambda action: fetched.get(action.id, self._payloads.get(action.id)))
         return [(subject, m.encode(message)) for subject, message in outgoing]
 
     def _plan(self) -> Window:
