@@ -100,6 +100,8 @@ class Client:
                 name=f"tangram client {self.task}/{self.name}",
                 connect_timeout_s=self._connect_timeout_s,
                 on_closed=self._on_lost_for_good,
+                # Of its own, so that a server's permissions can keep what it is answered from other tasks.
+                inbox_prefix=f"_INBOX_{self.task}",
             )
         except BrokerUnavailable as error:
             raise BrokerUnavailable(f"{error}; `tangram up` starts one on this machine") from None
