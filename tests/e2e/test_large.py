@@ -54,16 +54,11 @@ class RawClient:
         for n, result, output in zip(finished.ids, finished.results, finished.outputs, strict=True):
             self._done[n].set_result((m.decode_result(result), m.decode_output(output) if output else m.Output()))
 
-    async def submit(self, blob: str, *, kind: str = "run", session: int = 0, payload: bytes = b"") -> int:
+    async def submit(self, blob: str, *, kind: str = "run", payload: bytes = b"") -> int:
         self.n += 1
         self._done[self.n] = asyncio.get_running_loop().create_future()
-        spec = m.ActionSpec(
-            nonce=bytes(8),
-            kind=kind,
-            cost={"cpu": m.Demand(low=1000)} if kind == "run" else {},
-            session=session,
-            payload_blob=blob,
-        )
+        cost = {"cpu": m.Demand(low=1000)} if kind == "run" else {}
+        spec = m.ActionSpec(nonce=bytes(8), kind=kind, cost=cost, payload_blob=blob)
         submitted = m.ActionsSubmitted(client=self.name, born=self.born, ids=[self.n], specs=[m.encode(spec)], payloads=[payload])
         await self.broker.publish(subjects.actions("cpu", self.task), m.encode(submitted))
         return self.n
