@@ -14,7 +14,7 @@ import pytest_asyncio
 import tangram
 from tangram import Outcome, limits, subjects
 from tangram import messages as m
-from tangram.broker import Blobs, Broker, Delivery, EmbeddedServer, apply, stream_state
+from tangram.broker import Blobs, Broker, Delivery, EmbeddedServer, apply, read_log, stream_state
 from tangram.local import LocalStack
 from tangram.producers.large import Large
 from tangram.producers.waiting import Waiting
@@ -284,6 +284,21 @@ async def test_a_full_stream_is_an_error_that_says_so_on_either_side(tmp_path: P
             assert client.open_actions == 0
         await broker.close()
         fold(await whole_log(stack.url))
+
+
+async def test_a_scheduler_that_starts_anew_decides_what_has_its_payload_in_a_blob(tmp_path: Path) -> None:
+    data = os.urandom(MB)
+    async with LocalStack(tmp_path, executors=0) as stack, tangram.Client(stack.url, task="anew") as client:
+        waiting = asyncio.ensure_future(client.run("sha256sum", stdin=data))
+        broker = await Broker.connect(stack.url, name="test")
+        while not await read_log(broker, subjects.STREAM, 1, subject=subjects.actions("cpu", "anew")):
+            await asyncio.sleep(0.01)
+        await broker.close()
+        assert stack.scheduler is not None
+        await stack.scheduler.stop()
+        await stack.start_scheduler()
+        await stack.start_executor()
+        assert (await waiting).stdout.split()[0].decode() == hashlib.sha256(data).hexdigest()
 
 
 async def test_tasks_that_a_server_keeps_apart_work_as_others_do(tmp_path: Path) -> None:
