@@ -46,11 +46,12 @@ class Large:
         before = self._last.get(session) if session else None
         if pending.wire.large is None and before is None:
             return False
-        self._going[pending.n] = None
+        storing: asyncio.Task[str] | None = None
         if pending.wire.large is not None:
-            storing = self._going[pending.n] = asyncio.get_running_loop().create_task(self._store(pending.wire.large))
+            storing = asyncio.get_running_loop().create_task(self._store(pending.wire.large))
             storing.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody has to look at it
-        task = _keep(self._goers, self._go(pending, before))
+        self._going[pending.n] = storing
+        task = _keep(self._goers, self._go(pending, storing, before))
         if session:
             self._last[session] = task
             task.add_done_callback(partial(self._gone, session))
@@ -64,8 +65,7 @@ class Large:
         async with self._out:
             return await self._blobs.put(self._task, m.encode(payload))
 
-    async def _go(self, pending: Pending, before: "asyncio.Task[None] | None") -> None:
-        storing = self._going[pending.n]
+    async def _go(self, pending: Pending, storing: "asyncio.Task[str] | None", before: "asyncio.Task[None] | None") -> None:
         # Dropped too, it keeps its place: what comes after it in its session comes after what was before it.
         for task in (storing, before):
             if task is not None:
@@ -115,6 +115,7 @@ class Large:
             await asyncio.wait(self._goers, timeout=timeout_s)
         tasks = [*self._goers, *self._comers, *(task for task in self._going.values() if task is not None)]
         self._going.clear()
+        await asyncio.sleep(0)  # one that has not taken its first step would not tell its caller
         for task in tasks:
             task.cancel()
         if tasks:
