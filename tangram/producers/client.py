@@ -20,6 +20,7 @@ from tangram.config import broker_url
 from tangram.errors import ClientClosed
 from tangram.outcomes import ErrorReason, Outcome
 from tangram.producers import build, request
+from tangram.producers.large import Large
 from tangram.producers.options import OnOutput, RunOptions, SessionOptions
 from tangram.producers.pending import Ledger, Pending
 from tangram.producers.result import Result
@@ -67,6 +68,7 @@ class Client:
         self._publisher: GroupedPublisher[Hashable, Pending | int] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[Result]] = set()
+        self._large: Large | None = None
         self._trace_id = secrets.token_hex(16)
 
     @staticmethod
@@ -98,6 +100,8 @@ class Client:
                 name=f"tangram client {self.task}/{self.name}",
                 connect_timeout_s=self._connect_timeout_s,
                 on_closed=self._on_lost_for_good,
+                # Of its own, so that a server's permissions can keep what it is answered from other tasks.
+                inbox_prefix=f"_INBOX_{self.task}",
             )
         except BrokerUnavailable as error:
             raise BrokerUnavailable(f"{error}; `tangram up` starts one on this machine") from None
@@ -119,6 +123,7 @@ class Client:
             bytes_max=limits.ENVELOPE_BYTES_MAX,
             on_refused=self._on_refused,
         )
+        self._large = Large(self._broker, self.task, self._send, self._on_unsent)
         self._broker.on_reconnect(self._on_reconnect)
         self._watching = asyncio.create_task(self._watch())
 
@@ -143,6 +148,8 @@ class Client:
         if self._broker is None or self._publisher is None or self._watching is None:
             return
         self._watching.cancel()
+        if self._large is not None:
+            await self._large.close(CLOSE_TIMEOUT_S)
         await self._publisher.close(CLOSE_TIMEOUT_S)
         await self._broker.close()
         self._give_up(ClientClosed("the client was closed"))
@@ -162,7 +169,8 @@ class Client:
         """Runs a program in a sandbox of its own, which is gone afterwards, and returns how it ended.
 
         command: a text for the shell, or a program with its arguments. Options: see `RunOptions`.
-        What the program did is an outcome, never an exception. Raises InvalidRequest for a bad request, ClientClosed.
+        What the program did is an outcome, never an exception. Raises InvalidRequest for a bad request, ClientClosed, and for
+        a payload that is too large for the log and cannot be stored BlobsFull, AccessDenied or another BrokerError.
         """
         return await self.perform(*build.program(command, self._trace_id, **options), on_output=options.get("on_output"))
 
@@ -200,7 +208,7 @@ class Client:
     async def submit(self, spec: m.ActionSpec, payload: m.Payload, *, on_output: OnOutput | None = None) -> tuple[int, "Waiting"]:
         """Submits one action; returns its number and what to await. Waits only while too many numbers are open."""
         wire = request.wire("cpu", spec, payload)
-        if self._broker is None or self._publisher is None or self._broker.is_closed:
+        if self._broker is None or self._publisher is None or self._large is None or self._broker.is_closed:
             raise ClientClosed("the client is not connected: use it in an `async with` block, or call connect()")
         if on_output is not None and not self._output_wanted:
             self._output_wanted = True
@@ -213,13 +221,20 @@ class Client:
         n = ledger.next_n
         waiting = Waiting(f"{self.task}/{self.name}/{n}", now_s, partial(self.cancel, n))
         after_seq = max(self._born, self._stored_seq, ledger.read_seq)
+        waiting.fetch = self._large.fetch
         pending = Pending(n, wire, waiting, now_s, PATIENCE_S, after_seq, on_output=on_output)
-        try:
-            self._publisher.add(wire.key, pending)
-        except BrokerUnavailable as error:
-            raise ClientClosed(str(error)) from None
+        if not self._large.take(pending):
+            self._send(pending)
         ledger.add(pending)
         return n, waiting
+
+    def _send(self, pending: Pending) -> None:
+        """Raises ClientClosed."""
+        assert self._publisher is not None
+        try:
+            self._publisher.add(pending.wire.key, pending)
+        except BrokerUnavailable as error:
+            raise ClientClosed(str(error)) from None
 
     def close_orphan(self, n: int, result: m.Result) -> None:
         """A session that opened although its caller had given up: nobody else can close it."""
@@ -240,10 +255,24 @@ class Client:
         pending = self._ledger.open.get(n)
         if pending is not None and not pending.cancelled and self._publisher is not None:
             pending.cancelled = True
+            if self._large is not None and self._large.drop(n):
+                result = m.Result(nonce=pending.wire.spec.nonce, outcome=Outcome.CANCELLED, detail="before it was sent")
+                self._on_unsent(pending, result)
+                return
             try:
                 self._publisher.add(_CANCELS, n)
             except BrokerUnavailable:
                 log.debug("closed: action %d goes on", n)
+
+    def _on_unsent(self, pending: Pending, why: m.Result | Exception) -> None:
+        """It will never be in the log."""
+        if self._ledger.open.pop(pending.n, None) is None:
+            return
+        if isinstance(why, m.Result):
+            pending.waiter.settle(why, m.Output(), "")
+        else:
+            pending.waiter.fail(why)
+        self._room.set()
 
     # --- below -------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,8 @@ class SessionRunOptions(TypedDict, total=False):
     """units: cores: whole, (least, most), a set of legal amounts, or a fraction below 1. timeout: seconds of run time.
     deadline: seconds to wait for its start. stdin, env, cwd: as for any program; nothing of the executor's environment is
     passed on. parallel: the fraction of the run time that scales with cores, or seconds by units; duration: seconds on one
-    core. kind: names what this does; actions of one task and kind are taken to last alike. traceparent: W3C trace context."""
+    core. output_max: bytes of each of stdout and stderr that are kept, head and tail; the rest is counted. kind: names what
+    this does; actions of one task and kind are taken to last alike. traceparent: W3C trace context."""
 
     units: Units
     timeout: float
@@ -30,6 +31,7 @@ class SessionRunOptions(TypedDict, total=False):
     parallel: float | Mapping[int, float] | None
     duration: float | None
     kind: str
+    output_max: int
     on_output: OnOutput | None
     traceparent: str | None
 

@@ -11,19 +11,24 @@ from tangram.producers.result import Result
 class Waiting:
     """The future outcome of one action: await it for its Result."""
 
-    __slots__ = ("_cancel", "_future", "_id", "_since_s", "orphan")
+    __slots__ = ("_cancel", "_future", "_id", "_since_s", "fetch", "orphan")
 
     def __init__(self, action_id: str, since_s: float, cancel: Callable[[], None]) -> None:
         """since_s: when it was asked for, on the monotonic clock. `cancel` is called if whoever awaits it is cancelled."""
         self._id, self._since_s, self._cancel = action_id, since_s, cancel
         self.orphan: Callable[[m.Result], None] | None = None
         """Called with the outcome if nobody waits for it any more."""
+        self.fetch: Callable[[Waiting, m.Result, m.Output, str], None] | None = None
+        """Called for an output that is a blob: it has to call `settle` again with the output itself, or `fail`."""
         self._future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
 
     def settle(self, result: m.Result, output: m.Output, executor: str) -> None:
         if self._future.done():
             if self.orphan is not None:
                 self.orphan(result)
+            return
+        if output.blob and self.fetch is not None:
+            self.fetch(self, result, output, executor)
             return
         act_s = time.monotonic() - self._since_s
         queued_s, startup_s, run_s = result.queued_ns / 1e9, result.startup_ns / 1e9, result.run_ns / 1e9

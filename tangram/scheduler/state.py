@@ -10,7 +10,7 @@ from tangram.scheduler.cores import CorePool
 from tangram.scheduler.ready import Order, ReadyQueue
 from tangram.scheduler.timers import Timers
 
-BEHAVIOUR = 1
+BEHAVIOUR = 2
 """Version of what `step` and `plan` decide. It rises when the same log would be decided otherwise."""
 
 
