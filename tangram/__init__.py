@@ -9,6 +9,9 @@ Names are loaded when they are first used, so that the pure parts of the package
 from typing import TYPE_CHECKING, Any
 
 from tangram.errors import (
+    AccessDenied,
+    BlobError,
+    BlobsFull,
     BrokerError,
     BrokerTimeout,
     BrokerUnavailable,
@@ -31,6 +34,9 @@ if TYPE_CHECKING:
     from tangram.producers.waiting import Waiting
 
 __all__ = [
+    "AccessDenied",
+    "BlobError",
+    "BlobsFull",
     "BlockingClient",
     "BlockingSession",
     "BrokerError",

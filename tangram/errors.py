@@ -112,3 +112,27 @@ class LogTruncated(BrokerError):
     def __init__(self, stream: str, last: int, expected: int) -> None:
         self.stream, self.last, self.expected = stream, last, expected
         super().__init__(f"{stream} ends at {last}, but {expected - 1} had been seen")
+
+
+class AccessDenied(BrokerError):
+    """The server does not let this credential use the subject that the message names."""
+
+
+class BlobError(BrokerError):
+    """Base of what can be wrong with a payload or an output that is too large for the log."""
+
+
+class BlobMissing(BlobError):
+    """A piece of it is not stored: too old, or never stored under this task."""
+
+
+class BlobCorrupt(BlobError):
+    """What is stored is not what its name says, or the name is none."""
+
+
+class BlobTooLarge(BlobError):
+    """It is over `limits.BLOB_BYTES_MAX`; nothing was stored."""
+
+
+class BlobsFull(BlobError):
+    """The stream of blobs has reached its `max_bytes`. Blobs leave it by age alone."""

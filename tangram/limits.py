@@ -23,11 +23,37 @@ ENVIRONMENT_BYTES_MAX: Final = 32 * 1024
 ENVIRONMENT_COUNT_MAX: Final = 100
 PATH_BYTES_MAX: Final = 4_096
 OUTPUT_BYTES_MAX: Final = 180 * 1024
-"""Kept of each of stdout and stderr (head and tail); both together must fit ITEM_BYTES_MAX."""
+"""Kept of each of stdout and stderr (head and tail) unless more is asked for; both together must fit ITEM_BYTES_MAX."""
+OUTPUT_KEPT_BYTES_MAX: Final = 32 * 1024 * 1024
+"""The most that can be asked for; both together must fit BLOB_BYTES_MAX."""
+OUTPUT_HELD_BYTES_MAX: Final = 512 * 1024 * 1024
+"""What an executor holds of all its programs' output beyond OUTPUT_BYTES_MAX each: on a host with hundreds of cores, all of
+them asking for the most would take tens of gigabytes of it."""
+FILE_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Of a file that is written or read in one action."""
 OUTPUT_KILL_BYTES: Final = 1 << 30
 """A program that has written this much is ended with outcome `output_limit`."""
 DETAIL_LENGTH_MAX: Final = 500
 """A reason is for people; it must not turn a result into a payload."""
+
+# --- blobs -----------------------------------------------------------------------------------------------------
+BLOB_BYTES_MAX: Final = 80 * 1024 * 1024
+"""A file of FILE_BYTES_MAX, or two streams of OUTPUT_KEPT_BYTES_MAX, with what stands around them. Clients and executors hold
+one whole, a few times over, and nothing is run in parts: what is larger belongs into an image or onto a shared disk."""
+BLOB_PIECE_BYTES: Final = 512 * 1024
+"""As an envelope: the server's max_payload is 1 MiB."""
+BLOB_PIECES_MAX: Final = 1_024
+"""Of a blob that a later version may cut smaller; bounds the questions that one name can cause."""
+BLOB_PIECES_IN_FLIGHT: Final = 8
+"""Of one connection, each way: 4 MiB fill a link of 10 Gbit/s for 3 ms, and what else is said waits behind no more."""
+BLOBS_AT_ONCE: Final = 4
+"""Encoded or decoded at the same time by one client or executor: 4 x BLOB_BYTES_MAX, a few times over, is what it costs."""
+BLOB_STALL_S: Final = 20.0
+"""Without a piece stored or read for so long, while there is a connection, a blob is given up."""
+BLOB_YOUNG_S: Final = 6 * 3_600.0
+"""One that was stored so short a time ago is not stored again: the stream keeps it for the longest deadline and a day."""
+BLOB_MS_MAX: Final = 120_000
+"""An executor gives a payload, and an output, so much time on its way; then the action ends without."""
 
 # --- time ------------------------------------------------------------------------------------------------------
 TIMEOUT_MS_MAX: Final = 24 * 3_600_000
@@ -41,8 +67,8 @@ TICK_NS: Final = 1_000_000_000
 TIMER_GRAIN_NS: Final = 50_000_000
 """Timers fall due in steps of this size, so that they cost at most 20 ticks a second."""
 KILL_BUDGET_MS: Final = 5_000
-BACKSTOP_GRACE_MS: Final = 30_000
-"""After time-out + start-up + kill budget + this, an action without an answer is `lost`."""
+BACKSTOP_GRACE_MS: Final = 30_000 + 2 * BLOB_MS_MAX
+"""After time-out + kill budget + this, an action without an answer is `lost`. Its payload and its output may be blobs."""
 STARTUP_MS_MAX: Final = 600_000
 """Making a session (pulling an image) may take this long before its time-out starts."""
 CLIENT_TTL_NS: Final = 24 * 3_600 * 1_000_000_000

@@ -3,7 +3,7 @@
 from itertools import pairwise
 from typing import Final
 
-from tangram import limits
+from tangram import limits, subjects
 from tangram import messages as m
 
 _PAYLOAD_OF: Final = {
@@ -17,18 +17,16 @@ _NEEDS_SESSION: Final = frozenset({"session.close", "file.write", "file.read"})
 
 
 def broken_rule(key: str, spec: m.ActionSpec, payload: object) -> str:
-    """The first rule that a request breaks, as "field: rule", or ""."""
-    expected: type = _PAYLOAD_OF.get(spec.kind, m.Run)
-    if payload is not None and not isinstance(payload, expected):
-        return f"payload: kind {spec.kind} takes a {expected.__name__}"
+    """The first rule that a request breaks, as "field: rule", or "". payload: None if it is a blob, which whoever reads it
+    checks by `broken_payload_rule`."""
+    if spec.payload_blob and subjects.parse_blob(spec.payload_blob) is None:
+        return f"payload_blob: must be <sha256>-<bytes>-<pieces>, of at most {limits.BLOB_BYTES_MAX} bytes"
+    if payload is not None and (broken := broken_payload_rule(spec.kind, payload)):
+        return broken
     if spec.kind in _NEEDS_SESSION and not spec.session:
         return f"session: kind {spec.kind} needs one"
     if spec.kind == "session.open" and spec.session:
         return "session: cannot be opened inside a session"
-    if isinstance(payload, m.Run) and (broken := _too_long(payload)):
-        return broken
-    if isinstance(payload, m.FileWrite | m.FileRead) and len(payload.path.encode()) > limits.PATH_BYTES_MAX:
-        return f"path: must be at most {limits.PATH_BYTES_MAX} bytes"
     if spec.hint is not None and any(a >= b for (a, _), (b, _) in pairwise(spec.hint.table_us)):
         return "hint.table_us: must rise in units"
     for name, demand in spec.cost.items():
@@ -44,6 +42,20 @@ def broken_rule(key: str, spec: m.ActionSpec, payload: object) -> str:
             amounts = (demand.low, high, *legal)
             if any(amount % 1000 for amount in amounts) and (demand.low >= 1000 or high != demand.low or demand.low < 10):
                 return "cost.cpu: must be whole cores, or a fixed fraction of 10 to 999 millicores"
+    return ""
+
+
+def broken_payload_rule(kind: str, payload: object) -> str:
+    """The first rule that a payload breaks by itself, as "field: rule", or ""."""
+    expected: type = _PAYLOAD_OF.get(kind, m.Run)
+    if not isinstance(payload, expected):
+        return f"payload: kind {kind} takes a {expected.__name__}"
+    if isinstance(payload, m.Run) and (broken := _too_long(payload)):
+        return broken
+    if isinstance(payload, m.FileWrite | m.FileRead) and len(payload.path.encode()) > limits.PATH_BYTES_MAX:
+        return f"path: must be at most {limits.PATH_BYTES_MAX} bytes"
+    if isinstance(payload, m.FileWrite) and len(payload.data) > limits.FILE_BYTES_MAX:
+        return f"data: must be at most {limits.FILE_BYTES_MAX} bytes"
     return ""
 
 

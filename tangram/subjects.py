@@ -5,9 +5,10 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from tangram.errors import InvalidRequest
-from tangram.limits import NAME_LENGTH_MAX
+from tangram.limits import BLOB_BYTES_MAX, BLOB_PIECES_MAX, NAME_LENGTH_MAX
 
 STREAM: Final = "TANGRAM"
+BLOBS: Final = "TANGRAM_BLOBS"
 LEADER: Final = "tangram.decisions.leader"
 CLOCK: Final = "tangram.decisions.clock"
 CLIENT_HEARTBEATS: Final = "tangram.heartbeats.*.*"
@@ -19,6 +20,7 @@ CHECKPOINTS: Final = "TANGRAM_CHECKPOINTS"
 CHECKPOINT_ENDS: Final = "tangram.checkpoints.*.end"
 
 _TOKEN = re.compile(rf"[A-Za-z0-9_-]{{1,{NAME_LENGTH_MAX}}}")
+_BLOB = re.compile(r"([0-9a-f]{64})-([1-9][0-9]{0,15})-([1-9][0-9]{0,7})")
 
 
 def token(name: object, field: str = "name") -> str:
@@ -105,6 +107,32 @@ def checkpoint(name: str, part: str) -> str:
 
 def checkpoint_name(subject: str) -> str:
     return subject.split(".")[2]
+
+
+class BlobName(NamedTuple):
+    """A payload or an output in pieces: the hexadecimal sha256 of the whole, its bytes, how many pieces. As text it is
+    "<sha256>-<bytes>-<pieces>"; whose it is does not stand in it."""
+
+    sha256: str
+    size: int
+    pieces: int
+
+    def __str__(self) -> str:
+        return f"{self.sha256}-{self.size}-{self.pieces}"
+
+
+def parse_blob(text: str) -> BlobName | None:
+    """Returns the parts of a blob's name, or None for what `str(BlobName)` would not have written, or beyond the limits."""
+    match = _BLOB.fullmatch(text)
+    if match is None:
+        return None
+    name = BlobName(match[1], int(match[2]), int(match[3]))
+    return name if name.size <= BLOB_BYTES_MAX and name.pieces <= min(name.size, BLOB_PIECES_MAX) else None
+
+
+def blob(task: str, sha256: str, index: int) -> str:
+    """Where a piece is stored: the second token is all that a server needs to keep tasks from one another."""
+    return f"tangram.blobs.{token(task, 'task')}.{token(sha256, 'sha256')}.{index}"
 
 
 class Address(NamedTuple):

@@ -1,11 +1,18 @@
 """The JetStream layer: ours and thin, over nats-py's connection. Nothing else in the project imports nats."""
 
+from tangram.broker.blobs import Blobs
 from tangram.broker.connection import Broker
 from tangram.broker.consumers import delete_consumer, ensure_consumer, read_up_to
 from tangram.broker.declared import DeclarationError, StreamDeclaration, load_declared
 from tangram.broker.embedded import EmbeddedServer, EmbeddedServerError
 from tangram.broker.errors import (
+    AccessDenied,
     ApiError,
+    BlobCorrupt,
+    BlobError,
+    BlobMissing,
+    BlobsFull,
+    BlobTooLarge,
     BrokerError,
     BrokerTimeout,
     BrokerUnavailable,
@@ -36,7 +43,14 @@ from tangram.broker.streams import (
 from tangram.broker.wire import Delivery, PubAck
 
 __all__ = [
+    "AccessDenied",
     "ApiError",
+    "BlobCorrupt",
+    "BlobError",
+    "BlobMissing",
+    "BlobTooLarge",
+    "Blobs",
+    "BlobsFull",
     "Broker",
     "BrokerError",
     "BrokerTimeout",

@@ -90,6 +90,10 @@ class Broker:
         """How often the connection was lost and made again."""
         return self._link.reconnects
 
+    def is_denied(self, subject: str) -> bool:
+        """Whether the server has refused what was sent on this subject. It says so aside, and the sender only hears nothing."""
+        return subject.lower() in self._link.denied
+
     def require_connected(self) -> None:
         """Raises BrokerUnavailable unless connected."""
         self._link.require_connected()

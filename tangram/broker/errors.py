@@ -9,7 +9,13 @@ import asyncio
 from nats import errors as nats_errors
 
 from tangram.errors import (
+    AccessDenied,
     ApiError,
+    BlobCorrupt,
+    BlobError,
+    BlobMissing,
+    BlobsFull,
+    BlobTooLarge,
     BrokerError,
     BrokerTimeout,
     BrokerUnavailable,
@@ -22,7 +28,13 @@ from tangram.errors import (
 )
 
 __all__ = [
+    "AccessDenied",
     "ApiError",
+    "BlobCorrupt",
+    "BlobError",
+    "BlobMissing",
+    "BlobTooLarge",
+    "BlobsFull",
     "BrokerError",
     "BrokerTimeout",
     "BrokerUnavailable",

@@ -11,6 +11,7 @@ Traps of nats-py 2.16 that it keeps from everybody else:
 import asyncio
 import logging
 import random
+import re
 import ssl
 import time
 from collections.abc import Callable, Mapping
@@ -33,6 +34,8 @@ WATCH_S: Final = 2.0
 """How often the watchdog proves that the read loop is alive: nats-py's can end without anybody being told."""
 WATCH_TIMEOUT_S: Final = 5.0
 CLOSE_TIMEOUT_S: Final = 2.0
+DENIED_MAX: Final = 1_000
+_DENIED: Final = re.compile(r'permissions violation for publish to "([^"]+)"', re.IGNORECASE)
 RESETS_MAX: Final = 3
 
 
@@ -69,6 +72,8 @@ class Link:
         self.url: Final = without_credentials(url)
         self.nc: Final = Client()
         self.reconnects = 0
+        self.denied: dict[str, None] = {}
+        """Subjects, in small letters as nats-py gives them, on which the server took nothing from us; the latest ones."""
         self._servers = url.split(",")
         self._on_lost, self._on_closed = on_lost, on_closed
         self._reconnect_callbacks: list[Callable[[], None]] = []
@@ -246,6 +251,10 @@ class Link:
 
     async def _on_error(self, error: Exception) -> None:
         words = str(from_nats(error))
+        if (denied := _DENIED.search(words)) is not None:
+            while len(self.denied) >= DENIED_MAX:
+                del self.denied[next(iter(self.denied))]
+            self.denied[denied[1].lower()] = None
         connecting = self._watch_task is None
         if connecting and isinstance(error, ConnectionResetError) and self.nc._server_info.get("auth_required"):
             # The server's refusal is lost when it closes with our ping unread; one that is going down does not do this

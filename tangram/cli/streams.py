@@ -25,9 +25,24 @@ def add_to(commands: "Commands") -> None:
         if name == "apply":
             action.add_argument("--force", action="store_true", help="also where it destroys something")
             action.add_argument("--replicas", type=common.positive, default=None, metavar="N")
+            action.add_argument(
+                "--max-bytes",
+                type=_max_bytes,
+                action="append",
+                default=[],
+                metavar="STREAM=SIZE",
+                help="in place of what is declared, such as TANGRAM_BLOBS=20GiB; may be given for several",
+            )
         else:
             action.add_argument("--json", action="store_true")
         action.set_defaults(handler=handle)
+
+
+def _max_bytes(text: str) -> tuple[str, int]:
+    from tangram.broker.declared import size_bytes
+
+    name, _, size = text.partition("=")
+    return name, size_bytes(size)
 
 
 def handle(given: argparse.Namespace) -> int:
@@ -49,7 +64,7 @@ async def _apply(broker: Any, given: argparse.Namespace) -> int:
     from tangram.broker import DestructiveChange, apply
 
     try:
-        done = await apply(broker, force=given.force, replicas=given.replicas)
+        done = await apply(broker, force=given.force, replicas=given.replicas, max_bytes=dict(given.max_bytes))
     except DestructiveChange as error:
         print(f"tangram: {error}", file=sys.stderr)
         return 1

@@ -16,9 +16,11 @@ from tangram.broker import Broker, BrokerError, BrokerTimeout, BrokerUnavailable
 from tangram.errors import NewerVersion
 from tangram.executors import core as c
 from tangram.executors.backend import Backend, Ended, Grant, SessionKey
+from tangram.executors.large import Large
 from tangram.executors.outbox import Outbox
 from tangram.executors.presence import Claim, DeadIncarnation, claim, find_dead, host_identity
 from tangram.outcomes import ErrorReason, Outcome, RejectReason
+from tangram.rules import broken_payload_rule
 from tangram.version import __version__
 
 log = logging.getLogger(__name__)
@@ -99,6 +101,9 @@ class _Life:
         self._outbox: Outbox | None = None
         self._tasks: dict[c.Attempt, asyncio.Task[None]] = {}
         self._killed: set[c.Attempt] = set()
+        self._large = Large(broker)
+        self._fetching: dict[c.Attempt, asyncio.Task[bytes]] = {}
+        """Those whose payload is on its way."""
         self._entered: set[c.Attempt] = set()
         """Those whose task has taken its first step."""
         self._others: set[asyncio.Task[None]] = set()
@@ -300,6 +305,8 @@ class _Life:
     def _kill(self, attempt: c.Attempt, task: "asyncio.Task[None]") -> None:
         self._killed.add(attempt)
         self.backend.kill(attempt.action)
+        if (fetching := self._fetching.get(attempt)) is not None:
+            fetching.cancel()
         # An opening has no program to kill. A task that was never entered would end without a word; it looks at `_killed`.
         if attempt in self._entered and self.core.running[attempt].kind == "session.open":
             task.cancel()
@@ -355,12 +362,39 @@ class _Life:
         )
 
     async def _run(self, start: m.Start, attempt: c.Attempt) -> Ended:
+        called_ns = time.monotonic_ns()
+        async with self._large.room(start):
+            payload = await self._payload(start, attempt)
+            if isinstance(payload, Ended):
+                return payload
+            before_ns = time.monotonic_ns() - called_ns
+            ended = await self._run_payload(start, attempt, payload)
+            return await self._large.stored(start, replace(ended, startup_ns=ended.startup_ns + before_ns))
+
+    async def _payload(self, start: m.Start, attempt: c.Attempt) -> m.Payload | Ended:
+        """What is to be done, or how the attempt ended because that is not known or not wanted any more."""
+        raw = start.payload
+        if start.payload_blob and attempt not in self._killed:
+            fetching = self._fetching[attempt] = asyncio.get_running_loop().create_task(self._large.payload(start))
+            try:
+                await asyncio.wait([fetching])
+                raw = b"" if fetching.cancelled() else fetching.result()
+            except BrokerError as error:
+                return Ended(outcome=Outcome.ERROR, reason=ErrorReason.INTERNAL, detail=f"its payload could not be read: {error}")
+            finally:
+                del self._fetching[attempt]
+                fetching.cancel()
         if attempt in self._killed:
             return Ended(outcome=Outcome.CANCELLED)
         try:
-            payload = m.decode_payload(start.payload)
+            payload = m.decode_payload(raw)
         except m.MALFORMED as error:
             return Ended(outcome=Outcome.REJECTED, reason=RejectReason.INVALID, detail=f"payload: {error}")
+        if broken := broken_payload_rule(start.kind, payload):
+            return Ended(outcome=Outcome.REJECTED, reason=RejectReason.INVALID, detail=broken)
+        return payload
+
+    async def _run_payload(self, start: m.Start, attempt: c.Attempt, payload: m.Payload) -> Ended:
         backend = self.backend
         # A fraction is charged as such; whole cores, and the cores that a session has reserved, are all its own.
         millicores = min(start.amounts.get("cpu", 1000), 1000) * len(start.cores)

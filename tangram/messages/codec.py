@@ -1,5 +1,6 @@
 """Messages to bytes and back. The subject decides which type may stand on it."""
 
+import re
 from typing import Final, get_args
 
 import msgspec
@@ -130,6 +131,8 @@ def nonce_of(spec: bytes) -> bytes:
 
 _KNOWN_TYPES: Final = frozenset(kind.__name__ for kind in get_args(LogMessage) + get_args(Item))
 _KNOWN_OUTCOMES: Final = frozenset(Outcome)
+_OUTCOME_NAME: Final = re.compile(r"[a-z]+(_[a-z]+)*")
+"""What any version would call one: damaged bytes are no newer version."""
 
 
 def _is_unknown_type(data: bytes) -> bool:
@@ -147,7 +150,7 @@ def is_newer_result(data: bytes) -> bool:
     """Whether these bytes, which `decode_result` refused, are a result with an outcome that a newer version knows."""
     raw = _plain(data)
     outcome = raw.get("outcome") if isinstance(raw, dict) else None
-    return isinstance(outcome, str) and outcome not in _KNOWN_OUTCOMES
+    return isinstance(outcome, str) and outcome not in _KNOWN_OUTCOMES and _OUTCOME_NAME.fullmatch(outcome) is not None
 
 
 def _plain(data: bytes) -> object:

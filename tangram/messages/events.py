@@ -149,7 +149,7 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class Output(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a program wrote, or what a file held. If a stream was longer than what is kept, its head and tail are kept and
-    `*_bytes` says how long it was."""
+    `*_bytes` says how long it was. blob: names the task's blob that is the whole Output (`subjects.BlobName`)."""
 
     stdout: bytes = b""
     stderr: bytes = b""

@@ -39,6 +39,7 @@ class ActionSpec(Request, frozen=True, kw_only=True):
     session: the number `n` of the session.open action whose sandbox it runs in; 0 for a one-shot action.
     timeout_ms: run time, counted from its start. deadline_ms: from submission to its start, in log time.
     retry: "safe" allows another attempt after a loss. key: the caller's own idempotency key.
+    payload_blob: names the task's blob that is the payload (`subjects.BlobName`); the payload beside it is then empty.
     """
 
     nonce: Nonce
@@ -60,13 +61,15 @@ class Payload(Request, tag=True, frozen=True, kw_only=True):
 
 
 class Run(Payload, frozen=True, kw_only=True):
-    """Kind "run" (or any name of the user's own): a program. Environment names LD_* are refused by the executor."""
+    """Kind "run" (or any name of the user's own): a program. Environment names LD_* are refused by the executor.
+    output_max: bytes that are kept of each of its streams, head and tail."""
 
     argv: Annotated[tuple[Argument, ...], Meta(min_length=1, max_length=4_096)]
     stdin: bytes = b""
     env: Annotated[dict[Variable, Argument], Meta(max_length=limits.ENVIRONMENT_COUNT_MAX)] = {}
     cwd: Annotated[str, Meta(max_length=limits.PATH_BYTES_MAX, pattern=r"^[^\x00]*\Z")] = ""
     stream: bool = False
+    output_max: Annotated[int, Meta(ge=0, le=limits.OUTPUT_KEPT_BYTES_MAX)] = limits.OUTPUT_BYTES_MAX
 
 
 class FileWrite(Payload, frozen=True, kw_only=True):
@@ -81,7 +84,7 @@ class FileRead(Payload, frozen=True, kw_only=True):
     """Kind "file.read": a regular file of at most `size_max` bytes."""
 
     path: Path
-    size_max: Annotated[int, Meta(ge=0, le=limits.ITEM_BYTES_MAX)] = limits.ITEM_BYTES_MAX - 4_096
+    size_max: Annotated[int, Meta(ge=0, le=limits.FILE_BYTES_MAX)] = limits.ITEM_BYTES_MAX - 4_096
 
 
 class SessionOpen(Payload, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Self, TypeVar, Unpack
 
+from tangram import limits
 from tangram.errors import ClientClosed
 from tangram.producers.client import Client
 from tangram.producers.options import RunOptions, SessionOptions, SessionRunOptions
@@ -153,8 +154,8 @@ class BlockingSession:
     def write(self, path: str, data: bytes | str, *, mode: int = 0o644, timeout: float = 60.0) -> Result:
         return self._client._wait(self._session.write(path, data, mode=mode, timeout=timeout))
 
-    def read(self, path: str, *, timeout: float = 60.0) -> Result:
-        return self._client._wait(self._session.read(path, timeout=timeout))
+    def read(self, path: str, *, size_max: int = limits.FILE_BYTES_MAX, timeout: float = 60.0) -> Result:
+        return self._client._wait(self._session.read(path, size_max=size_max, timeout=timeout))
 
     def close(self) -> Result:
         return self._client._wait(self._session.close())

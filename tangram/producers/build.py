@@ -65,6 +65,7 @@ def program(
         env=dict(options.get("env") or {}),
         cwd=options.get("cwd", ""),
         stream=options.get("on_output") is not None,
+        output_max=options.get("output_max", limits.OUTPUT_BYTES_MAX),
     )
     made = spec(
         trace_id,

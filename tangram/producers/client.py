@@ -20,6 +20,7 @@ from tangram.config import broker_url
 from tangram.errors import ClientClosed, InvalidRequest
 from tangram.outcomes import ErrorReason, Outcome
 from tangram.producers import build, request
+from tangram.producers.large import Large
 from tangram.producers.options import OnOutput, RunOptions, SessionOptions
 from tangram.producers.pending import Ledger, Pending
 from tangram.producers.presence import beat, instance_at
@@ -89,6 +90,7 @@ class Client:
         self._beating: asyncio.Task[None] | None = None
         self.sandboxes: set[int] = set()
         """Sessions that were opened here and not closed."""
+        self._large: Large | None = None
         self._trace_id = secrets.token_hex(16)
 
     @staticmethod
@@ -127,6 +129,8 @@ class Client:
                 name=f"tangram client {self.task}/{self.name}",
                 connect_timeout_s=self._connect_timeout_s,
                 on_closed=self._on_lost_for_good,
+                # Of its own, so that a server's permissions can keep what it is answered from other tasks.
+                inbox_prefix=f"_INBOX_{self.task}",
             )
         except BrokerUnavailable as error:
             raise BrokerUnavailable(f"{error}; `tangram up` starts one on this machine") from None
@@ -149,6 +153,8 @@ class Client:
             bytes_max=limits.ENVELOPE_BYTES_MAX,
             on_refused=self._on_refused,
         )
+        self._large = Large(self._broker, self.task, self._send, self._on_unsent)
+        self._recall.fetch = self._large.fetch
         self._broker.on_reconnect(self._on_reconnect)
         self._watching = asyncio.create_task(self._watch())
         if self._cancel_on_disconnect:
@@ -182,6 +188,8 @@ class Client:
         self._watching.cancel()
         if self._beating is not None:
             self._beating.cancel()
+        if self._large is not None:
+            await self._large.close(CLOSE_TIMEOUT_S)
         await self._publisher.close(CLOSE_TIMEOUT_S)
         await self._broker.close()
         self._give_up(ClientClosed("the client was closed"))
@@ -202,7 +210,8 @@ class Client:
         """Runs a program in a sandbox of its own, which is gone afterwards, and returns how it ended.
 
         command: a text for the shell, or a program with its arguments. Options: see `RunOptions`.
-        What the program did is an outcome, never an exception. Raises InvalidRequest for a bad request, ClientClosed.
+        What the program did is an outcome, never an exception. Raises InvalidRequest for a bad request, ClientClosed, and for
+        a payload that is too large for the log and cannot be stored BlobsFull, AccessDenied or another BrokerError.
         """
         return await self.perform(*build.program(command, self._trace_id, **options), on_output=options.get("on_output"))
 
@@ -271,7 +280,7 @@ class Client:
     async def submit(self, spec: m.ActionSpec, payload: m.Payload, *, on_output: OnOutput | None = None) -> tuple[int, "Waiting"]:
         """Submits one action; returns its number and what to await. Waits only while too many numbers are open."""
         wire = request.wire("cpu", spec, payload)
-        if self._broker is None or self._publisher is None or self._broker.is_closed:
+        if self._broker is None or self._publisher is None or self._large is None or self._broker.is_closed:
             raise ClientClosed(_NOT_CONNECTED)
         if on_output is not None and not self._output_wanted:
             self._output_wanted = True
@@ -284,17 +293,26 @@ class Client:
         n = ledger.next_n
         waiting = Waiting(f"{self.task}/{self.name}/{n}", now_s, partial(self._cancel, n))
         after_seq = max(self._born, self._stored_seq, ledger.read_seq)
+        waiting.fetch = self._large.fetch
         pending = Pending(n, wire, waiting, now_s, PATIENCE_S, after_seq, on_output=on_output)
-        try:
-            self._publisher.add(wire.key, pending)
-        except BrokerUnavailable as error:
-            raise ClientClosed(str(error)) from None
+        if not self._large.take(pending):
+            self._send(pending)
         ledger.add(pending)
         return n, waiting
 
-    async def stored(self) -> None:
-        """Returns when all that was submitted by now is in the log. Raises ClientClosed."""
+    def _send(self, pending: Pending) -> None:
+        """Raises ClientClosed."""
         assert self._publisher is not None
+        try:
+            self._publisher.add(pending.wire.key, pending)
+        except BrokerUnavailable as error:
+            raise ClientClosed(str(error)) from None
+
+    async def stored(self) -> None:
+        """Returns when all that was submitted by now is in the log, or has failed. Raises ClientClosed."""
+        assert self._publisher is not None
+        assert self._large is not None
+        await self._large.sent()
         try:
             await self._publisher.flush()
         except BrokerUnavailable as error:
@@ -318,10 +336,23 @@ class Client:
             return
         if pending is not None:
             pending.cancelled = True
+            if self._large is not None and self._large.drop(n):
+                self._on_unsent(pending, None)
+                return
         try:
             self._publisher.add(_CANCELS, n)
         except BrokerUnavailable:
             log.debug("closed: action %d goes on", n)
+
+    def _on_unsent(self, pending: Pending, why: Exception | None) -> None:
+        """It will never be in the log. None: it was cancelled."""
+        if self._ledger.open.pop(pending.n, None) is None:
+            return
+        if why is None:
+            pending.settle(Outcome.CANCELLED, detail="before it was sent")
+        else:
+            pending.waiter.fail(why)
+        self._room.set()
 
     async def _question(self, question: m.Ask) -> m.Answer:
         """Asks a scheduler. Raises BrokerError, ClientClosed."""
@@ -370,13 +401,7 @@ class Client:
     def _on_refused(self, key: Hashable, items: list[Pending | int], error: BrokerError) -> None:
         for item in items:
             if isinstance(item, Pending) and self._ledger.open.pop(item.n, None) is not None:
-                result = m.Result(
-                    nonce=item.wire.spec.nonce,
-                    outcome=Outcome.ERROR,
-                    reason=ErrorReason.INTERNAL,
-                    detail=f"the broker refused it: {error}"[: limits.DETAIL_LENGTH_MAX],
-                )
-                item.waiter.settle(result, m.Output(), "")
+                item.settle(Outcome.ERROR, ErrorReason.INTERNAL, f"the broker refused it: {error}")
 
     def _on_result(self, delivery: Delivery) -> None:
         headers = delivery.headers or {}
@@ -466,10 +491,7 @@ class Client:
             if not answer.completions:
                 for n in asked:  # it has ended, and what it ended with is no longer in the log
                     pending = ledger.open.pop(n)
-                    lost = m.Result(
-                        nonce=pending.wire.spec.nonce, outcome=Outcome.LOST, detail="its outcome is no longer in the log"
-                    )
-                    pending.waiter.settle(lost, m.Output(), "")
+                    pending.settle(Outcome.LOST, detail="its outcome is no longer in the log")
                 return answer.through_seq
             from_seq = answer.through_seq + 1
 

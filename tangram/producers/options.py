@@ -19,9 +19,10 @@ class SessionRunOptions(TypedDict, total=False):
     """units: cores: whole, (least, most), a set of legal amounts, or a fraction below 1. timeout: seconds of run time.
     deadline: seconds to wait for its start. stdin, env, cwd: as for any program; nothing of the executor's environment is
     passed on. parallel: the fraction of the run time that scales with cores, or seconds by units; duration: seconds on one
-    core. kind: names what this does; actions of one task and kind are taken to last alike. traceparent: W3C trace context.
-    key: of your own, up to 200 characters: what this client, or a later one of its name, asks for again under it within an
-    hour is not run again and shares the outcome; something else under it is rejected (conflict)."""
+    core. output_max: bytes of each of stdout and stderr that are kept, head and tail; the rest is counted. kind: names what
+    this does; actions of one task and kind are taken to last alike. traceparent: W3C trace context. key: of your own, up to 200
+    characters: what this client, or a later one of its name, asks for again under it within an hour is not run again and
+    shares the outcome; something else under it is rejected (conflict)."""
 
     units: Units
     timeout: float
@@ -32,6 +33,7 @@ class SessionRunOptions(TypedDict, total=False):
     parallel: float | Mapping[int, float] | None
     duration: float | None
     kind: str
+    output_max: int
     on_output: OnOutput | None
     traceparent: str | None
     key: str

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from tangram import limits
 from tangram import messages as m
 from tangram.outcomes import Outcome, RejectReason
 from tangram.producers.request import Wire
@@ -35,6 +36,11 @@ class Pending:
     on_output: Callable[[str, bytes], None] | None = None
     shown: dict[str, int] = field(default_factory=dict)
     """Bytes of live output that were passed on, by stream."""
+
+    def settle(self, outcome: Outcome, reason: str = "", detail: str = "") -> None:
+        """An outcome that nobody else will tell."""
+        result = m.Result(nonce=self.wire.spec.nonce, outcome=outcome, reason=reason, detail=detail[: limits.DETAIL_LENGTH_MAX])
+        self.waiter.settle(result, _NO_OUTPUT, "")
 
 
 class Ledger:
@@ -117,22 +123,14 @@ class Ledger:
             waited_s, pending.asked_s = now_s - pending.asked_s, now_s
             if pending.stored and nonces.get(n, pending.wire.spec.nonce) != pending.wire.spec.nonce:
                 del self.open[n]
-                pending.waiter.settle(_not_ours(pending), _NO_OUTPUT, "")
+                detail = f"name: another client uses it, and number {n} is its action's; give each a name of its own"
+                pending.settle(Outcome.REJECTED, RejectReason.CONFLICT, detail)
             elif n in open_:
                 if waited_s >= pending.patience_s:  # asked for its own sake, and not because another was missed
                     pending.patience_s = min(2 * pending.patience_s, patience_max_s)
             elif n in unseen and pending.stored:
                 again.append(n)
         return again
-
-
-def _not_ours(pending: Pending) -> m.Result:
-    return m.Result(
-        nonce=pending.wire.spec.nonce,
-        outcome=Outcome.REJECTED,
-        reason=RejectReason.CONFLICT,
-        detail=f"name: another client uses it, and number {pending.n} is its action's; give each a name of its own",
-    )
 
 
 _NO_OUTPUT = m.Output()

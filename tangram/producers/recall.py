@@ -13,7 +13,7 @@ from tangram.broker import BrokerError
 from tangram.errors import InvalidRequest, ResultGone, UnknownAction
 from tangram.producers.pending import Ledger, Waiter
 from tangram.producers.result import Result
-from tangram.producers.waiting import Waiting
+from tangram.producers.waiting import Fetch, Waiting
 
 PATIENCE_S: Final = 1.0
 PATIENCE_MAX_S: Final = 60.0
@@ -53,6 +53,8 @@ class Recall:
     ) -> None:
         self._owner, self._ledger, self._ask, self._barrier = owner, ledger, ask, barrier
         self._sharing: dict[asyncio.Task[None], Waiter] = {}
+        self.fetch: Fetch | None = None
+        """See `Waiting.fetch`."""
         ledger.on_shared = self._share_soon
 
     async def result(self, n: int, key: str) -> Result:
@@ -70,6 +72,7 @@ class Recall:
                 raise UnknownAction(f"{self._owner}/{n}" if not key else f"{self._owner}: key {key!r}")
             nonce = dict(zip(answer.open, answer.nonces, strict=True)).get(named)
             waiting = Waiting(f"{self._owner}/{named}", time.monotonic(), lambda: None)
+            waiting.fetch = self.fetch
             if nonce is not None:
                 self._ledger.recalled.setdefault(named, []).append((nonce, waiting))
             else:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Final, NamedTuple, NoReturn
 
 import msgspec
+from msgspec.structs import replace
 
 from tangram import limits
 from tangram import messages as m
@@ -16,6 +17,8 @@ Units = int | float | tuple[int, int] | Set[int]
 """Whole cores; a fraction below 1; (least, most); or a set of legal amounts."""
 
 _MILLI: Final = 1000
+_HEAVY_FIELD_BYTES: Final = 64
+"""More than a field's name and the length of its bytes take."""
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(|[KMGT]i?B?|[kmgt])")
 _MIB_OF: Final = {"": 1.0, "k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0 * 1024.0}
 
@@ -113,22 +116,28 @@ def argv(command: str | Sequence[str]) -> tuple[str, ...]:
 
 
 class Wire(NamedTuple):
-    """An action ready to travel."""
+    """An action ready to travel; one with a `large` payload when that is stored as a blob (see `with_blob`)."""
 
     key: str
     spec: m.ActionSpec
     spec_bytes: bytes
     payload_bytes: bytes
+    large: m.Payload | None = None
 
 
 def wire(key: str, spec: m.ActionSpec, payload: m.Payload) -> Wire:
-    """Encodes, and checks by the same rules as the scheduler will. Raises InvalidRequest."""
+    """Encodes, and checks by the same rules as the scheduler will. A large payload is not encoded yet, so that of many only
+    those on their way take memory. Raises InvalidRequest."""
+    if spec.payload_blob:
+        raise InvalidRequest("payload_blob", "is for the client to set", spec.payload_blob)
+    payload, light, heavy_bytes = _apart(payload)
     try:
-        spec_bytes, payload_bytes = m.encode(spec), m.encode(payload)
+        spec_bytes, payload_bytes = m.encode(spec), m.encode(light)
     except (TypeError, ValueError, OverflowError, UnicodeEncodeError, RecursionError) as error:
         raise InvalidRequest("request", f"cannot be encoded: {error}") from None
-    if len(payload_bytes) > limits.ITEM_BYTES_MAX:
-        raise InvalidRequest("payload", f"must be at most {limits.ITEM_BYTES_MAX} bytes", len(payload_bytes))
+    size = len(payload_bytes) + heavy_bytes
+    if size > limits.BLOB_BYTES_MAX - _HEAVY_FIELD_BYTES:
+        raise InvalidRequest("payload", f"must be at most {limits.BLOB_BYTES_MAX - _HEAVY_FIELD_BYTES} bytes", size)
     try:
         m.decode_spec(spec_bytes)
         m.decode_payload(payload_bytes)
@@ -141,4 +150,22 @@ def wire(key: str, spec: m.ActionSpec, payload: m.Payload) -> Wire:
     if broken := broken_rule(key, spec, payload):
         field, _, rule = broken.partition(": ")
         raise InvalidRequest(field, rule)
+    if size > limits.ITEM_BYTES_MAX:
+        return Wire(key, spec, spec_bytes, b"", payload)
     return Wire(key, spec, spec_bytes, payload_bytes)
+
+
+def with_blob(wire: Wire, name: str) -> Wire:
+    """The action whose large payload is stored under `name`."""
+    spec = replace(wire.spec, payload_blob=name)
+    return Wire(wire.key, spec, m.encode(spec), b"")
+
+
+def _apart(payload: m.Payload) -> tuple[m.Payload, m.Payload, int]:
+    """The payload, with its bytes as they are now; the payload without those of a field that alone are too many for the log,
+    and how many they are."""
+    field = "stdin" if isinstance(payload, m.Run) else "data" if isinstance(payload, m.FileWrite) else ""
+    value = getattr(payload, field) if field else b""
+    if not isinstance(value, bytes | bytearray | memoryview) or memoryview(value).nbytes <= limits.ITEM_BYTES_MAX:
+        return payload, payload, 0
+    return replace(payload, **{field: bytes(value)}), replace(payload, **{field: b""}), memoryview(value).nbytes

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Unpack
 
+from tangram import limits
 from tangram import messages as m
 from tangram.errors import SessionError
 from tangram.producers import build
@@ -50,9 +51,9 @@ class Session:
         payload = m.FileWrite(path=path, data=data.encode() if isinstance(data, str) else data, mode=mode)
         return await self._client.perform(self._spec("file.write", timeout), payload)
 
-    async def read(self, path: str, *, timeout: float = 60.0) -> Result:
-        """Reads a regular file: its content is the result's `data`."""
-        return await self._client.perform(self._spec("file.read", timeout), m.FileRead(path=path))
+    async def read(self, path: str, *, size_max: int = limits.FILE_BYTES_MAX, timeout: float = 60.0) -> Result:
+        """Reads a regular file of at most `size_max` bytes: its content is the result's `data`."""
+        return await self._client.perform(self._spec("file.read", timeout), m.FileRead(path=path, size_max=size_max))
 
     async def close(self) -> Result:
         """Ends the session and everything in it. Called again, it returns the first answer."""

@@ -11,13 +11,15 @@ from tangram.producers.result import Result
 class Waiting:
     """The future outcome of one action: await it for its Result. If whoever awaits it is cancelled, so is the action."""
 
-    __slots__ = ("_cancel", "_future", "_id", "_since_s", "orphan")
+    __slots__ = ("_cancel", "_future", "_id", "_since_s", "fetch", "orphan")
 
     def __init__(self, action_id: str, since_s: float, cancel: Callable[[], None]) -> None:
         """since_s: when it was asked for, on the monotonic clock. `cancel` is called if whoever awaits it is cancelled."""
         self._id, self._since_s, self._cancel = action_id, since_s, cancel
         self.orphan: Callable[[m.Result], None] | None = None
         """Called with the outcome if nobody waits for it any more."""
+        self.fetch: Fetch | None = None
+        """Called for an output that is a blob: it has to call `settle` again with the output itself, or `fail`."""
         self._future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
 
     @property
@@ -33,6 +35,9 @@ class Waiting:
         if self._future.done():
             if self.orphan is not None:
                 self.orphan(result)
+            return
+        if output.blob and self.fetch is not None:
+            self.fetch(self, result, output, executor)
             return
         queued_s, startup_s, run_s = result.queued_ns / 1e9, result.startup_ns / 1e9, result.run_ns / 1e9
         # What was run before this call asked for it took longer than the call.
@@ -75,3 +80,6 @@ class Waiting:
         except asyncio.CancelledError:
             self._cancel()
             raise
+
+
+Fetch = Callable[[Waiting, m.Result, m.Output, str], None]

@@ -92,6 +92,8 @@ def _submit(state: State, key: str, action_id: ActionId, client: Client | None, 
         try:
             spec = m.decode_spec(message.specs[index])
             payload = m.decode_payload(message.payloads[index]) if not spec.payload_blob else None
+            if spec.payload_blob and message.payloads[index]:
+                wrong = "payload_blob: the payload beside it must be empty"
         except m.MALFORMED as error:
             wrong = str(error)
     if client is None or wrong:

@@ -11,6 +11,7 @@ from tangram.scheduler.state import ActionId, GrantKey, Phase, SessionPhase, Sta
 from tests.core.world import MS, START_NS, Item, Worker, World, cores, fold_again
 
 WHOLE = 1_000
+BACKSTOP_S = (limits.TIMEOUT_MS_DEFAULT + limits.KILL_BUDGET_MS + limits.BACKSTOP_GRACE_MS) / 1_000 + 2
 """One core."""
 
 
@@ -61,7 +62,7 @@ def test_the_first_outcome_in_the_log_wins() -> None:
     action = world.submit(cpu=WHOLE)
     world.decide()
     worker.read()
-    world.pass_time(400)  # the backstop: the leader owes `lost`
+    world.pass_time(BACKSTOP_S)  # the backstop: the leader owes `lost`
     assert world.owed(action) == "lost"
     worker.finish(action, Outcome.OK)  # but the executor's own word gets into the log before
     assert world.outcome(action) == "ok"
@@ -74,7 +75,7 @@ def test_a_ruling_wins_if_it_is_first_and_the_later_answer_only_gives_units_back
     action = world.submit(cpu=WHOLE)
     world.decide()
     worker.read()
-    world.pass_time(400)
+    world.pass_time(BACKSTOP_S)
     world.rule()
     assert (world.phase(action), world.free_cores()) == (Phase.GONE, 3)
     worker.finish(action)
@@ -778,7 +779,7 @@ def test_a_session_is_free_again_only_when_the_units_of_its_lost_action_are_back
     first, second = (world.submit(cpu=WHOLE, session=session.n, timeout_ms=1_000) for _ in range(2))
     world.decide()
     worker.read()
-    world.pass_time(40)
+    world.pass_time(BACKSTOP_S)
     assert world.outcome(first) == "lost"
     assert world.phase(second) is Phase.WAITING
     worker.answer_all()

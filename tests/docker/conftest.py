@@ -18,6 +18,7 @@ from tangram.executors.backend import ActionKey, Ended, Grant, OnOutput, Session
 from tangram.executors.docker import DockerBackend, DockerConfig, DockerUnavailable, Engine
 from tangram.executors.docker.containers import find
 from tangram.executors.docker.engine import EngineError
+from tangram.limits import OUTPUT_BYTES_MAX
 from tangram.messages import FileRead, FileWrite, Run, SessionOpen
 from tangram.outcomes import Outcome
 
@@ -80,13 +81,14 @@ class Lab:
         env: Mapping[str, str] | None = None,
         more_env: Mapping[str, str] | None = None,
         cwd: str = "",
+        output_max: int = OUTPUT_BYTES_MAX,
         on_output: OnOutput | None = None,
     ) -> "asyncio.Task[Ended]":
         coroutine = self.backend.run(
             key or self.key(),
             1,
             session,
-            Run(argv=argv, stdin=stdin, env=dict(env or {}), cwd=cwd),
+            Run(argv=argv, stdin=stdin, env=dict(env or {}), cwd=cwd, output_max=output_max),
             grant or Grant(cores=(ONE_CORE,), millicores=1000),
             timeout_ms=timeout_ms,
             env=more_env or {},

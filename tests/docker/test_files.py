@@ -1,5 +1,8 @@
 """Files of sessions."""
 
+import hashlib
+import os
+
 import pytest
 
 from tangram.outcomes import Outcome
@@ -65,3 +68,15 @@ async def test_write_follows_no_link(local: Lab) -> None:
             assert (await local.write(session, path, b"new")).outcome is Outcome.OK
             assert (await local.read(session, path)).output.data == b"new"
         assert (await local.sh("ls /etc/x; cat /etc/hostname", session=session)).output.stdout == b"box\n"
+
+
+async def test_a_file_of_20_mb(lab: Lab) -> None:
+    data = os.urandom(20_000_000)
+    async with lab.session() as session:
+        assert (await lab.write(session, "large", data)).outcome is Outcome.OK
+        seen = await lab.sh("sha256sum <large", session=session)
+        assert seen.output.stdout.split()[0].decode() == hashlib.sha256(data).hexdigest()
+        ended = await lab.read(session, "large", size_max=len(data))
+        assert (ended.outcome, ended.output.data == data) == (Outcome.OK, True)
+        assert (await lab.read(session, "large", size_max=len(data) - 1)).outcome is Outcome.FAILED
+        assert (await lab.write(session, "large/x", data)).outcome is Outcome.FAILED

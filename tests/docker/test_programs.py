@@ -1,6 +1,7 @@
 """What a program gets, and what is told of it."""
 
 import asyncio
+import os
 import time
 
 from tangram import limits
@@ -176,3 +177,16 @@ async def test_unknown_exit_code_is_no_success(local: Lab) -> None:
     outcome, detail = await Action._outcome(None, None, None, Use(), Box())  # type: ignore[arg-type]
     assert (outcome, "exit code" in detail) == (Outcome.ERROR, True)
     assert ErrorReason.DAEMON
+
+
+async def test_large_input_and_more_output_when_asked_for(lab: Lab) -> None:
+    data = os.urandom(20_000_000)
+    ended = await lab.sh("cat; head -c 1000000 /dev/zero >&2", stdin=data, output_max=20_000_000, timeout_ms=60_000)
+    assert (ended.outcome, ended.output.stdout == data, ended.output.stderr) == (Outcome.OK, True, bytes(1_000_000))
+
+
+async def test_a_large_input_to_programs_that_fail_at_once(lab: Lab) -> None:
+    async with lab.session() as session:
+        running = [lab.sh(f"echo real {n} >&2; exit 3", stdin=bytes(1_000_000), session=session) for n in range(8)]
+        for n, ended in enumerate(await asyncio.gather(*running)):
+            assert (ended.outcome, ended.exit_code, ended.output.stderr) == (Outcome.FAILED, 3, b"real %d\n" % n)

@@ -76,6 +76,15 @@ async def test_status_says_what_is_there(url: str) -> None:
     assert b"executors: cpu-1" in (await tangram("status", url=url)).stdout
 
 
+async def test_streams_apply_with_more_room_than_declared(url: str) -> None:
+    assert (await tangram("streams", "apply", "--max-bytes", "TANGRAM_BLOBS=2GiB", url=url)).returncode == 0
+    assert "max_bytes: 2147483648 -> 1073741824" in (await tangram("streams", "diff", url=url)).stdout.decode()
+    for wrong in ("TANGRAM_BLOBS", "TANGRAM_BLOBS=lots", "OTHER=1GiB"):
+        done = await tangram("streams", "apply", "--max-bytes", wrong, url=url)
+        assert done.returncode in (2, 3), done
+        assert wrong.partition("=")[0] in done.stderr.decode()
+
+
 async def test_streams_apply_twice_changes_nothing(url: str) -> None:
     assert (await tangram("streams", "apply", url=url)).returncode == 0
     done = await tangram("streams", "diff", url=url)

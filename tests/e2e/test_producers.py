@@ -303,6 +303,20 @@ async def test_the_same_key_runs_once_whoever_waits(stack: LocalStack, tmp_path:
     assert (tmp_path / "ran").read_text() == "x\n"
 
 
+async def test_what_is_too_large_for_the_log_is_shared_and_read_back_too(stack: LocalStack) -> None:
+    """Its payload and its output are blobs."""
+    data = os.urandom(600_000)
+    async with tangram.Client(stack.url, task="test", name="large") as client:
+        started = await client.start("cat", stdin=data, output_max=1_000_000, key="k")
+        assert (await started).stdout == data
+    async with tangram.Client(stack.url, task="test", name="large") as client:
+        again = await client.run("cat", stdin=data, output_max=1_000_000, key="k")
+        assert (again.id, again.stdout) == (started.id, data)
+        assert (await client.result(started.id)).stdout == data
+        other = await client.run("cat", stdin=data[1:], output_max=1_000_000, key="k")
+        assert (other.outcome, other.reason) == (Outcome.REJECTED, "conflict")
+
+
 async def test_another_request_under_a_key_is_refused(client: tangram.Client) -> None:
     assert (await client.run("echo 1", key="taken")).ok
     refused = await client.run("echo 2", key="taken")

@@ -18,6 +18,7 @@ import pytest
 from tangram.executors.backend import ActionKey, Ended, Grant, OnOutput, SessionKey
 from tangram.executors.cpu.hierarchies import Hierarchies, detect
 from tangram.executors.cpu.process import ProcessBackend
+from tangram.limits import OUTPUT_BYTES_MAX
 from tangram.messages import FileRead, FileWrite, Run, SessionOpen
 from tangram.outcomes import Outcome
 
@@ -105,13 +106,14 @@ class Lab:
         env: Mapping[str, str] | None = None,
         more_env: Mapping[str, str] | None = None,
         cwd: str = "",
+        output_max: int = OUTPUT_BYTES_MAX,
         on_output: OnOutput | None = None,
     ) -> "asyncio.Task[Ended]":
         coroutine = self.backend.run(
             key or self.key(),
             attempt,
             session,
-            Run(argv=argv, stdin=stdin, env=dict(env or {}), cwd=cwd),
+            Run(argv=argv, stdin=stdin, env=dict(env or {}), cwd=cwd, output_max=output_max),
             grant or Grant(cores=(ONE_CORE,), millicores=1000),
             timeout_ms=timeout_ms,
             env=more_env or {},

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tangram import limits
-from tangram.executors.cpu.output import HeadTail, whole_end, whole_start
+from tangram.executors.cpu.output import HeadTail, Held, whole_end, whole_start
 from tangram.messages import Output
 from tangram.outcomes import Outcome
 from tests.executors.conftest import PYTHON, Lab
@@ -126,7 +126,7 @@ async def test_input_arrives_whole(lab: Lab) -> None:
 )
 @settings(max_examples=300, deadline=None)
 def test_head_and_tail_are_those_of_the_stream(chunks: list[bytes], bytes_max: int) -> None:
-    kept = HeadTail(bytes_max)
+    kept = HeadTail(bytes_max, Held())
     for chunk in chunks:
         kept.add(chunk)
     whole = b"".join(chunks)
@@ -136,6 +136,38 @@ def test_head_and_tail_are_those_of_the_stream(chunks: list[bytes], bytes_max: i
     else:
         half = bytes_max // 2
         assert kept.value() == whole_end(whole[:half]) + whole_start(whole[len(whole) - half :])
+
+
+@given(st.lists(st.integers(1, 200_000), max_size=20), st.integers(0, 500_000))
+@settings(max_examples=100, deadline=None)
+def test_when_all_that_may_be_held_is_in_use_a_stream_keeps_its_usual_share_at_least(sizes: list[int], free: int) -> None:
+    held = Held(free)
+    kept = HeadTail(limits.OUTPUT_KEPT_BYTES_MAX, held)
+    whole = b"".join(bytes([65 + index]) * size for index, size in enumerate(sizes))
+    at = 0
+    for size in sizes:
+        kept.add(whole[at : at + size])
+        at += size
+    value = kept.value()
+    assert held.free >= 0
+    assert len(value) >= min(len(whole), limits.OUTPUT_BYTES_MAX)
+    assert len(value) <= limits.OUTPUT_BYTES_MAX + free + HALF
+    assert whole.startswith(value[:HALF])
+    assert whole.endswith(value[HALF:][-HALF:])
+    if len(whole) <= limits.OUTPUT_BYTES_MAX + free:
+        assert value == whole
+    kept.close()
+    assert held.free == free
+
+
+async def test_more_is_kept_when_more_is_asked_for(lab: Lab) -> None:
+    script = "head -c 3000000 /dev/urandom | tee copy; head -c 3000001 /dev/zero >&2"
+    async with lab.session() as session:
+        ended = await lab.sh(script, session=session, output_max=3_000_000)
+        assert (await lab.read(session, "copy", 3_000_000)).output.data == ended.output.stdout
+    assert (ended.output.stdout_bytes, ended.output.stderr_bytes) == (3_000_000, 3_000_001)
+    assert ended.output.stderr == bytes(3_000_000)
+    assert (await lab.sh("echo one", output_max=0)).output == Output(stdout_bytes=4)
 
 
 @given(st.text(), st.integers(0, 200))

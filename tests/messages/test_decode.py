@@ -3,6 +3,7 @@ comes out, and the fold answers a bad request with a typed rejection."""
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -402,7 +403,8 @@ def test_mutated_bytes(case: tuple[str, bytes]) -> None:
     way, data = case
     attempt(way, data)
     if way in SUBJECTS and way not in TRUSTED:
-        assert not step(State(), Record(1, 1, way, data)).skipped.startswith("broken")
+        with suppress(NewerVersion):  # one letter of an outcome makes it another's
+            assert not step(State(), Record(1, 1, way, data)).skipped.startswith("broken")
 
 
 @settings(max_examples=300)

@@ -12,6 +12,7 @@ from tangram import limits
 from tangram import messages as m
 from tangram.errors import InvalidRequest
 from tangram.producers import request
+from tangram.rules import broken_rule
 
 NONCE = bytes(8)
 NAN, INF = float("nan"), float("inf")
@@ -469,15 +470,54 @@ def test_too_many(field: str, payload: m.Payload) -> None:
     "payload",
     [
         m.Run(argv=("a",), stdin=bytes(limits.ITEM_BYTES_MAX)),
-        m.Run(argv=("a" * limits.ARGUMENT_BYTES_MAX,) * 17),
+        m.Run(argv=("a" * limits.ARGUMENT_BYTES_MAX,) * 10),
+        m.Run(argv=("a" * limits.ARGUMENT_BYTES_MAX,), stdin=bytes(range(256)) * 4_096),
         m.FileWrite(path="a", data=bytes(limits.ITEM_BYTES_MAX)),
+        m.FileWrite(path="a", data=bytes(limits.FILE_BYTES_MAX)),
+        m.FileWrite(path="a", data=bytearray(1 << 20)),
+        m.FileWrite(path="a", data=memoryview(bytes(1 << 20)).cast("I")),
     ],
-    ids=["stdin", "argv", "file"],
+    ids=["stdin", "argv", "both", "file", "largest", "bytearray", "memoryview"],
 )
-def test_a_payload_that_no_item_holds(payload: m.Payload) -> None:
+def test_a_payload_that_no_item_holds_is_for_a_blob(payload: m.Payload) -> None:
     kind = {"kind": "file.write", "session": 1} if isinstance(payload, m.FileWrite) else {}
-    error = refused("payload", wire, kind, payload)
-    assert str(limits.ITEM_BYTES_MAX) in error.rule
+    made = wire(kind, payload)
+    assert made.payload_bytes == b""
+    assert m.decode_payload(m.encode(made.large)) == m.decode_payload(m.encode(payload))
+    name = f"{'0a' * 32}-{len(m.encode(payload))}-{limits.BLOB_PIECES_MAX}"
+    named = request.with_blob(made, name)
+    assert (named.payload_bytes, named.large) == (b"", None)
+    spec = m.decode_spec(named.spec_bytes)
+    assert spec.payload_blob == name
+    assert broken_rule("cpu", spec, None) == ""
+
+
+@pytest.mark.parametrize(
+    ("field", "payload"),
+    [
+        ("payload", m.Run(argv=("a",), stdin=bytes(limits.BLOB_BYTES_MAX))),
+        ("data", m.FileWrite(path="a", data=bytes(limits.FILE_BYTES_MAX + 1))),
+        ("argv", m.Run(argv=("a" * limits.ARGUMENT_BYTES_MAX,) * 17)),
+        ("path", m.FileWrite(path="", data=bytes(1 << 20))),
+        ("data", m.FileWrite(path="a", data="x" * (1 << 20))),  # type: ignore[arg-type]
+    ],
+    ids=["stdin", "file", "argv", "path", "text"],
+)
+def test_a_payload_that_no_blob_holds(field: str, payload: m.Payload) -> None:
+    kind = {"kind": "file.write", "session": 1} if isinstance(payload, m.FileWrite) else {}
+    refused(field, wire, kind, payload)
+
+
+def test_a_large_payload_is_what_it_was_at_the_call() -> None:
+    data = bytearray(1 << 20)
+    made = wire({"kind": "file.write", "session": 1}, m.FileWrite(path="a", data=data))
+    data[0] = 1
+    assert m.decode_payload(m.encode(made.large)) == m.FileWrite(path="a", data=bytes(1 << 20))
+
+
+@pytest.mark.parametrize("name", ["x", f"{'0a' * 32}-1-1"])
+def test_a_blob_is_not_for_callers_to_name(name: str) -> None:
+    refused("payload_blob", wire, {"payload_blob": name})
 
 
 def test_an_environment_that_the_executor_would_refuse_is_refused_at_once() -> None:

@@ -9,7 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tangram import limits, subjects
+from tangram import messages as m
 from tangram.errors import InvalidRequest
+from tangram.rules import broken_rule
 
 ALPHABET = string.ascii_letters + string.digits + "_-"
 TOKENS = st.text(alphabet=ALPHABET, min_size=1, max_size=limits.NAME_LENGTH_MAX)
@@ -137,3 +139,39 @@ def test_parse_is_total_and_says_what_it_took(subject: str) -> None:
 
 def test_a_consumers_name_needs_no_quoting() -> None:
     assert GOOD.fullmatch(subjects.consumer("e-1"))
+
+
+SHA256S = st.binary(min_size=32, max_size=32).map(bytes.hex)
+
+
+@given(SHA256S, st.integers(1, limits.BLOB_BYTES_MAX), st.integers(1, limits.BLOB_PIECES_MAX))
+def test_the_name_of_a_blob(sha256: str, size: int, pieces: int) -> None:
+    name = subjects.BlobName(sha256, size, min(pieces, size))
+    assert subjects.parse_blob(str(name)) == name
+    assert len(str(name)) <= 128  # of `payload_blob`
+    for index in (0, name.pieces - 1):
+        subject = subjects.blob("t", name.sha256, index)
+        assert subject == f"tangram.blobs.t.{sha256}.{index}"
+        assert subjects.parse(subject) is None
+
+
+A = "0a" * 32
+NO_BLOBS = [
+    "", "sha256-abc", A, f"{A}-1", f"{A}-0-1", f"{A}-1-0", f"{A}-1-2", f"{A}-01-1", f"{A}-1-01", f"{A}-1-1\n", f" {A}-1-1",
+    f"{A.upper()}-1-1", f"{A[:-1]}-1-1", f"{A}0-1-1", f"{A}--1-1", f"{A}-1-1-1", f"{A}-+1-1", f"{A}-1_0-1", f"{A}-\u0661-1",
+    f"{A}-{limits.BLOB_BYTES_MAX + 1}-160", f"{A}-{limits.BLOB_BYTES_MAX}-{limits.BLOB_PIECES_MAX + 1}", f"{A}-{'9' * 40}-1",
+    f"../{A}-1-1", f"other.{A}-1-1", "*-1-1",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", NO_BLOBS, ids=ascii)
+def test_what_is_no_name_of_a_blob(text: str) -> None:
+    assert subjects.parse_blob(text) is None
+    spec = m.ActionSpec(nonce=bytes(8), kind="run", payload_blob=text[:128])
+    assert (broken_rule("cpu", spec, None) == "") == (text == "")
+
+
+@given(st.text())
+def test_parsing_a_blobs_name_is_total(text: str) -> None:
+    name = subjects.parse_blob(text)
+    assert name is None or str(name) == text

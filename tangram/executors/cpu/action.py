@@ -13,7 +13,7 @@ from tangram.executors.cpu import environment
 from tangram.executors.cpu.fence import Enclosure, Fence
 from tangram.executors.cpu.files import DISK_ERRORS
 from tangram.executors.cpu.folders import Folder
-from tangram.executors.cpu.output import Reader
+from tangram.executors.cpu.output import Held, Reader
 from tangram.executors.cpu.spawn import spawn
 from tangram.executors.cpu.supervise import Program, now_ns
 from tangram.messages import Output, Run
@@ -84,6 +84,7 @@ class Action:
         timeout_ms: int,
         env: Mapping[str, str],
         on_output: OnOutput | None,
+        held: Held,
     ) -> None:
         self.key = key
         self.attempt = attempt
@@ -95,6 +96,7 @@ class Action:
         self._timeout_ms = timeout_ms
         self._env = env
         self._on_output = on_output
+        self._held = held
         self._early: Outcome | None = None
         self.fence: Fence | None = None
         """Set while it may have processes."""
@@ -127,6 +129,7 @@ class Action:
         finally:
             program.close()
             for reader in (program.stdout, program.stderr):
+                reader.kept.close()
                 if session is None or reader not in session.sinks:
                     reader.close()
             if clean:
@@ -149,7 +152,9 @@ class Action:
         )
         child = spawn(self.payload.argv, env, folder.home / self.payload.cwd, self.payload.stdin, fence.entries, fence.affinity)
         fence.started(child.pid)
-        return Program(child, self._timeout_ms, self._called_ns, self._on_output)
+        return Program(
+            child, self._timeout_ms, self._called_ns, self._on_output, output_max=self.payload.output_max, held=self._held
+        )
 
     async def _finish(self, program: Program, fence: Fence, session: SessionState | None) -> tuple[Ended, bool]:
         """After the main process ended or was asked to: kills or parks the rest, and says how it went, and whether

@@ -20,6 +20,9 @@ from tangram.outcomes import ErrorReason, Outcome
 DISK_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 """The host's disk failed, not the action."""
 
+READ_BYTES: Final = 1 << 20
+"""At a time: each read makes room for as much as it may return."""
+
 
 class Refused(Exception):
     """A path that may not be used; the text says why."""
@@ -121,7 +124,7 @@ def _read(folder: Path, payload: FileRead) -> Ended:
         if info.st_size > payload.size_max:
             raise Refused(f"too large: {info.st_size} bytes")
         data = bytearray()
-        while part := os.read(fd, payload.size_max + 1 - len(data)):
+        while part := os.read(fd, min(READ_BYTES, payload.size_max + 1 - len(data))):
             data += part
             if len(data) > payload.size_max:
                 raise Refused(f"too large: more than {payload.size_max} bytes")

@@ -5,8 +5,11 @@ import asyncio
 import fcntl
 import os
 import termios
+from collections import deque
 from collections.abc import Callable
 from typing import Final
+
+from tangram import limits
 
 CHUNK_BYTES: Final = 65_536
 """A pipe's size on Linux: one read empties it."""
@@ -14,33 +17,72 @@ SINK_PAUSE_S: Final = 0.05
 """Output that nobody keeps is read at most once in this time, so that a noisy background process costs little."""
 
 
-class HeadTail:
-    """The first and last bytes of a stream, at most `bytes_max` in all; memory stays below twice that."""
+class Held:
+    """Bytes of output that a back end holds for all its programs, beyond what each may have anyway."""
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, bytes_max: int = limits.OUTPUT_HELD_BYTES_MAX) -> None:
+        self.free = bytes_max
+
+
+class HeadTail:
+    """The first and last bytes of a stream, at most `bytes_max` in all; and not much more memory.
+
+    What is kept beyond OUTPUT_BYTES_MAX is taken from `held`, until `close`. Where that is used up the stream keeps as its head
+    what it has, and of the rest its share of OUTPUT_BYTES_MAX.
+    """
+
+    def __init__(self, bytes_max: int, held: Held) -> None:
         self._head_max = bytes_max // 2
         self._tail_max = bytes_max - self._head_max
         self._head = bytearray()
-        self._tail = bytearray()
+        self._tail: deque[bytearray] = deque()
+        self._tail_bytes = 0
+        self._held, self._taken = held, 0
         self.total = 0
 
     def add(self, data: bytes) -> None:
         self.total += len(data)
+        self._take(len(data))
         free = self._head_max - len(self._head)
         if free > 0:
             self._head += data[:free]
             data = data[free:]
-        if data:
-            self._tail += data[-self._tail_max :]
-            # Trimmed only at twice its size, so that each byte is moved once and not at every chunk.
-            if len(self._tail) > 2 * self._tail_max:
-                del self._tail[: -self._tail_max]
+        if not data:
+            return
+        # In blocks, so that neither a byte is moved at every chunk nor many small chunks take more than their bytes.
+        if self._tail and len(self._tail[-1]) + len(data) <= CHUNK_BYTES:
+            self._tail[-1] += data
+        else:
+            self._tail.append(bytearray(data))
+        self._tail_bytes += len(data)
+        while self._tail and self._tail_bytes - len(self._tail[0]) >= self._tail_max:
+            self._tail_bytes -= len(self._tail.popleft())
+
+    def _take(self, more: int) -> None:
+        """Takes from `held` what the next bytes need, or lowers what is kept."""
+        needed = min(len(self._head) + self._tail_bytes + more, self._head_max + self._tail_max) - limits.OUTPUT_BYTES_MAX
+        if needed <= self._taken:
+            return
+        if needed - self._taken <= self._held.free:
+            self._held.free -= needed - self._taken
+            self._taken = needed
+        else:
+            self._head_max = min(self._head_max, max(len(self._head), limits.OUTPUT_BYTES_MAX // 2))
+            self._tail_max = min(self._tail_max, max(self._tail_bytes, limits.OUTPUT_BYTES_MAX // 2))
 
     def value(self) -> bytes:
         """What is kept. Where something was left out, the cut splits no UTF-8 character."""
-        if self.total <= self._head_max + self._tail_max:
-            return bytes(self._head + self._tail)
-        return whole_end(bytes(self._head)) + whole_start(bytes(self._tail[-self._tail_max :]))
+        tail = b"".join(self._tail)[-self._tail_max :] if self._tail_max else b""
+        if self.total <= len(self._head) + len(tail):
+            return bytes(self._head) + tail
+        return whole_end(bytes(self._head)) + whole_start(tail)
+
+    def close(self) -> None:
+        """Forgets what is kept and gives back what was taken. Idempotent."""
+        self._head, self._tail_bytes = bytearray(), 0
+        self._tail.clear()
+        self._held.free += self._taken
+        self._taken = 0
 
 
 def whole_end(data: bytes) -> bytes:
@@ -75,12 +117,12 @@ class Reader:
     on_data is called with each chunk after it was kept.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, fd: int, bytes_max: int, on_data: Callable[[bytes], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, fd: int, kept: HeadTail, on_data: Callable[[bytes], None]) -> None:
         self._loop = loop
         self._fd = fd
         self._on_data = on_data
         self._pause: asyncio.TimerHandle | None = None
-        self.kept = HeadTail(bytes_max)
+        self.kept = kept
         os.set_blocking(fd, False)
         loop.add_reader(fd, self._ready)
 

@@ -22,6 +22,7 @@ from tangram.executors.cpu.fence import Fence, Grounds
 from tangram.executors.cpu.folders import Folder
 from tangram.executors.cpu.hierarchies import Hierarchies, detect
 from tangram.executors.cpu.marks import MarkGrounds
+from tangram.executors.cpu.output import Held
 from tangram.executors.cpu.spawn import seal_descriptors
 from tangram.messages import FileRead, FileWrite, Run, SessionOpen
 from tangram.outcomes import ErrorReason, Outcome, RejectReason
@@ -57,6 +58,7 @@ class ProcessBackend:
         self._sessions: dict[SessionKey, SessionState] = {}
         self._actions: dict[ActionKey, Action] = {}
         self._tasks: set[asyncio.Task[Ended]] = set()
+        self._held = Held()
         self._stopped = False
 
     def _make_grounds(self, cgroups: bool | Hierarchies | None) -> Grounds:
@@ -156,7 +158,7 @@ class ProcessBackend:
         on_output: OnOutput | None,
     ) -> Coroutine[Any, Any, Ended]:
         # Not a coroutine function: the action is known, and can be killed, before its coroutine has begun.
-        action = Action(self.incarnation, key, attempt, payload, grant, timeout_ms, env, on_output)
+        action = Action(self.incarnation, key, attempt, payload, grant, timeout_ms, env, on_output, self._held)
         return self._run(action, session, known=self._actions.setdefault(key, action) is action)
 
     async def _run(self, action: Action, key: SessionKey | None, *, known: bool) -> Ended:

@@ -14,7 +14,7 @@ from typing import Final
 
 from tangram import limits
 from tangram.executors.backend import OnOutput
-from tangram.executors.cpu.output import Reader
+from tangram.executors.cpu.output import HeadTail, Held, Reader
 from tangram.executors.cpu.spawn import Child
 from tangram.outcomes import Outcome
 
@@ -32,7 +32,9 @@ class Program:
     """A running program. `ended` is done when its main process has ended and was reaped, or has to be killed; `cause`
     says for which reason it has to be killed, None if it ended by itself."""
 
-    def __init__(self, child: Child, timeout_ms: int, called_ns: int, on_output: OnOutput | None) -> None:
+    def __init__(
+        self, child: Child, timeout_ms: int, called_ns: int, on_output: OnOutput | None, *, output_max: int, held: Held
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._child = child
         self._timeout_ns = timeout_ms * 1_000_000
@@ -50,8 +52,8 @@ class Program:
         self.usage: resource.struct_rusage | None = None
         self.startup_ns = 0
         self.run_ns = 0
-        self.stdout = Reader(self._loop, child.stdout, limits.OUTPUT_BYTES_MAX, self._receiver("stdout"))
-        self.stderr = Reader(self._loop, child.stderr, limits.OUTPUT_BYTES_MAX, self._receiver("stderr"))
+        self.stdout = Reader(self._loop, child.stdout, HeadTail(output_max, held), self._receiver("stdout"))
+        self.stderr = Reader(self._loop, child.stderr, HeadTail(output_max, held), self._receiver("stderr"))
         os.set_blocking(child.status, False)
         self._loop.add_reader(child.status, self._read_status)
         self._loop.add_reader(child.pidfd, self._reap)

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from tangram import limits
 from tangram.executors.backend import ActionKey, Ended, Grant, OnOutput, SessionKey
 from tangram.executors.cpu import environment
+from tangram.executors.cpu.output import Held
 from tangram.executors.cpu.supervise import now_ns
 from tangram.executors.docker import programs
 from tangram.executors.docker.containers import Container
@@ -66,6 +67,7 @@ class Action:
         timeout_ms: int,
         env: Mapping[str, str],
         on_output: OnOutput | None,
+        held: Held,
     ) -> None:
         self.key, self.attempt, self.payload, self.grant = key, attempt, payload, grant
         self._incarnation = incarnation
@@ -73,6 +75,7 @@ class Action:
         self._timeout_ms = timeout_ms
         self._env = env
         self._on_output = on_output
+        self._held = held
         self._program: Program | None = None
         self._stopped: asyncio.Event = asyncio.Event()
         self.early: Outcome | None = None
@@ -127,7 +130,7 @@ class Action:
         )
         # Aborting the connection ends a gate that waits, so from here on nothing is left by giving up.
         async with engine.hijack(f"/exec/{exec_id}/start", {"Detach": False, "Tty": False}) as (reader, writer):
-            program = Program(engine, exec_id, self._on_output)
+            program = Program(engine, exec_id, self._on_output, output_max=self.payload.output_max, held=self._held)
             program.attach(reader, writer)
             clean = False
             try:

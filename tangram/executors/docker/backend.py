@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from tangram import limits
 from tangram.executors.backend import ActionKey, Ended, Grant, OnOutput, SessionKey
 from tangram.executors.cpu import environment
+from tangram.executors.cpu.output import Held
 from tangram.executors.docker import files
 from tangram.executors.docker.action import BUDGET_S, Action, Box, error, lost
 from tangram.executors.docker.containers import Containers, NotCreated
@@ -48,6 +49,7 @@ class DockerBackend:
         self._actions: dict[ActionKey, Action] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._watches: set[asyncio.Task[None]] = set()
+        self._held = Held()
         self._stopped = False
 
     # --- sessions ------------------------------------------------------------------------------------------------
@@ -153,7 +155,7 @@ class DockerBackend:
         on_output: OnOutput | None,
     ) -> Coroutine[Any, Any, Ended]:
         # Not a coroutine function: the action is known, and can be killed, before its coroutine has begun.
-        action = Action(self.incarnation, key, attempt, payload, grant, timeout_ms, env, on_output)
+        action = Action(self.incarnation, key, attempt, payload, grant, timeout_ms, env, on_output, self._held)
         return self._run(action, session, known=self._actions.setdefault(key, action) is action)
 
     async def _run(self, action: Action, key: SessionKey | None, *, known: bool) -> Ended:

@@ -22,6 +22,7 @@ CALL_S: Final = 30.0
 CONNECT_S: Final = 5.0
 HEADER_BYTES_MAX: Final = 65_536
 BODY_BYTES_MAX: Final = 16 << 20
+PART_BYTES: Final = 1 << 20
 
 
 class DockerUnavailable(Exception):
@@ -93,6 +94,9 @@ class Engine:
         try:
             async with asyncio.timeout(timeout_s), self._connection() as (reader, writer):
                 writer.write(self._head(method, path, query, body, tar))
+                for at in range(0, len(tar or b""), PART_BYTES):
+                    writer.write((tar or b"")[at : at + PART_BYTES])
+                    await writer.drain()
                 await writer.drain()
                 response = await _response(reader, size_max, empty=method == "HEAD")
         except TimeoutError:
@@ -141,13 +145,14 @@ class Engine:
     def _head(
         self, method: str, path: str, query: Mapping[str, str] | None, body: Any, tar: bytes | None, *, upgrade: bool = False
     ) -> bytes:
+        """The head of a call, with its body unless that is `tar`."""
         data = tar if tar is not None else b"" if body is None else json.dumps(body).encode()
         target = self.prefix + quote(path) + (f"?{urlencode(query)}" if query else "")
         lines = [f"{method} {target} HTTP/1.1", "Host: docker", f"Content-Length: {len(data)}"]
         lines.append("Connection: Upgrade\r\nUpgrade: tcp" if upgrade else "Connection: close")
         if data:
             lines.append(f"Content-Type: application/{'x-tar' if tar is not None else 'json'}")
-        return "\r\n".join(lines).encode() + b"\r\n\r\n" + data
+        return "\r\n".join(lines).encode() + b"\r\n\r\n" + (b"" if tar is not None else data)
 
 
 def _version(text: str) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from tangram import limits
 from tangram.executors.backend import OnOutput
-from tangram.executors.cpu.output import CHUNK_BYTES, HeadTail
+from tangram.executors.cpu.output import CHUNK_BYTES, HeadTail, Held
 from tangram.executors.cpu.supervise import now_ns
 from tangram.executors.docker.control import Fence
 from tangram.executors.docker.engine import DockerUnavailable, Engine, EngineError
@@ -42,7 +42,7 @@ class Program:
     """A started program. `ended` is done when its main process has ended or it has to be killed; `cause` says for which
     reason it has to be killed, None if it ended by itself."""
 
-    def __init__(self, engine: Engine, exec_id: str, on_output: OnOutput | None) -> None:
+    def __init__(self, engine: Engine, exec_id: str, on_output: OnOutput | None, *, output_max: int, held: Held) -> None:
         self._loop = asyncio.get_running_loop()
         self._engine, self.exec_id, self._on_output = engine, exec_id, on_output
         self._said: asyncio.Future[str] = self._loop.create_future()
@@ -59,7 +59,7 @@ class Program:
         self.ended: asyncio.Future[None] = self._loop.create_future()
         self.cause: Outcome | None = None
         self.run_ns = 0
-        self.kept = {name: HeadTail(limits.OUTPUT_BYTES_MAX) for name in STREAMS.values()}
+        self.kept = {name: HeadTail(output_max, held) for name in STREAMS.values()}
 
     def attach(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
@@ -76,7 +76,7 @@ class Program:
         fence.on_exit(self._note_exit)
         self._began_ns = now_ns()
         self._until_ns = self._began_ns + timeout_ms * 1_000_000
-        self._tasks.append(asyncio.create_task(self._feed(b"\n" + stdin)))
+        self._tasks.append(asyncio.create_task(self._feed(stdin)))
         self._arm()
 
     def end(self, cause: Outcome) -> None:
@@ -118,6 +118,8 @@ class Program:
             self._timer.cancel()
         for task in self._tasks:
             task.cancel()
+        for kept in self.kept.values():
+            kept.close()
         if self._said.done() and not self._said.cancelled():
             self._said.exception()
 
@@ -180,10 +182,9 @@ class Program:
     async def _feed(self, data: bytes) -> None:
         # A program may end, or close its input, without reading it: that is no failure.
         with contextlib.suppress(OSError, RuntimeError):
-            view = memoryview(data)
-            while view:
-                self._writer.write(view[:CHUNK_BYTES])
-                view = view[CHUNK_BYTES:]
+            self._writer.write(b"\n")  # opens the gate
+            for at in range(0, len(data), CHUNK_BYTES):
+                self._writer.write(data[at : at + CHUNK_BYTES])
                 await self._writer.drain()
             self._writer.write_eof()
 
