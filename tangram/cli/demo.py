@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 
 DOCKER_IMAGE = "python:3.12-slim"
+TIMELINE = Path("tangram-demo.html")
 
 
 def add_to(commands: "Commands") -> None:
@@ -29,7 +31,9 @@ def add_to(commands: "Commands") -> None:
     common.add_sandbox(command)
     command.add_argument("--seed", type=int, default=1)
     command.add_argument("--trajectories", type=common.positive, default=16, metavar="N")
-    command.add_argument("--timeline", type=Path, metavar="FILE", help="write what ran where under tangram as one HTML file")
+    command.add_argument(
+        "--timeline", type=Path, metavar="FILE", help=f"what ran where under tangram, as one HTML file (default: {TIMELINE})"
+    )
     command.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     command.set_defaults(handler=handle)
 
@@ -53,6 +57,8 @@ async def _run(given: argparse.Namespace) -> int:
 
     if given.timeline is not None:
         require_writable(given.timeline)
+    elif os.access(".", os.W_OK):
+        given.timeline = TIMELINE
     docker = given.sandbox == "docker"
     if docker and not given.image:
         given.image = DOCKER_IMAGE
