@@ -20,6 +20,7 @@ from tangram.messages import SessionOpen
 from tangram.outcomes import ErrorReason, Outcome
 
 from .conftest import IMAGE, Lab, running
+from .interposer import interposed
 
 
 async def test_missing_image_is_one_line(local: Lab) -> None:
@@ -71,22 +72,32 @@ async def test_image_with_its_own_user(lab: Lab, changes: str, home: str) -> Non
         await lab.engine.call("DELETE", "/images/tangram-test-user:latest", {"force": "1"})
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.01, 0.05, 0.1])
-async def test_cancelled_creation_leaves_nothing(local: Lab, delay: float) -> None:
-    opening = asyncio.create_task(local.open())
-    single = local.sh("sleep 97")
-    await asyncio.sleep(delay)
-    opening.cancel()
-    single.cancel()
-    await asyncio.gather(opening, single, return_exceptions=True)
-    end = time.monotonic() + 10
-    for key in list(local.backend._boxes):
-        await local.backend.close(key)
-    while await local.containers():
-        assert time.monotonic() < end
-        await asyncio.sleep(0.05)
-    await asyncio.sleep(0.3)
-    assert await local.containers() == []
+@pytest.mark.parametrize("cgroups", [None, False])
+@pytest.mark.parametrize("answered", [False, True], ids=["unseen", "unanswered"])
+@pytest.mark.parametrize("what", ["session", "program"])
+async def test_given_up_at_any_call_leaves_nothing(
+    docker: None, tmp_path: Path, cgroups: bool | None, answered: bool, what: str
+) -> None:
+    async with interposed(tmp_path / "docker.sock") as engine, running(DockerConfig(image=IMAGE, cgroups=cgroups), engine.url) as lab:
+        for n in range(100):
+            held = engine.hold_nth(n, answered=answered)
+            task = asyncio.ensure_future(lab.open()) if what == "session" else lab.sh("exit 3")
+            reached = asyncio.ensure_future(held.reached.wait())
+            await asyncio.wait({task, reached}, return_when=asyncio.FIRST_COMPLETED)
+            if not held.reached.is_set():
+                reached.cancel()
+                held.released.set()
+                break
+            task.cancel()
+            await asyncio.wait({task}, timeout=0.01)
+            held.released.set()
+            await asyncio.gather(task, return_exceptions=True)
+            await asyncio.wait_for(lab.backend.settled(), 20)
+            assert await lab.containers() == [], engine.calls[-10:]
+        assert n >= 4
+        if what == "session":
+            key, ended = await task
+            assert (await lab.backend.close(key)).outcome is Outcome.OK
 
 
 async def test_many_at_once_wait_for_their_turn(local: Lab) -> None:

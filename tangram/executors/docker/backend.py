@@ -64,6 +64,12 @@ class DockerBackend:
         self._opening[key] = task
         try:
             return await task
+        except asyncio.CancelledError:
+            if (us := asyncio.current_task()) is not None and us.cancelling():
+                # It may have been opened at this very moment, and then nobody knows of it.
+                self._keep(self.close(key))
+                raise
+            return Ended(outcome=Outcome.CANCELLED, detail="closed before it was open")
         finally:
             del self._opening[key]
 
@@ -77,14 +83,14 @@ class DockerBackend:
                     await files.make_folder(self.engine, box.container.id, HOME, box.owner)
                 await box.control.rest()
             except BaseException:
-                self._keep(self._end(box))
+                self._drop(box)
                 raise
         except NotCreated as problem:
             return error(problem.reason, problem)
         except (DockerUnavailable, EngineError, OSError) as problem:
             return error(ErrorReason.DAEMON, problem)
         if self._stopped:
-            self._keep(self._end(box))
+            self._drop(box)
             return error(ErrorReason.INTERNAL, "the executor is stopping")
         self._boxes[key] = box
         return Ended(outcome=Outcome.OK)
@@ -95,7 +101,7 @@ class DockerBackend:
         try:
             control: Control = RemoteControl(self.engine, container.id) if found is None else LocalControl(found, container.pid)
         except OSError:
-            self._keep(self._containers.remove(container.id))
+            self._containers.bury(container.id)
             raise
         return Box(container=container, control=control)
 
@@ -212,13 +218,13 @@ class DockerBackend:
         try:
             ended = await action.perform(self.engine, box)
         except BaseException:
-            self._keep(self._end(box))
+            self._drop(box)
             raise
         if ended.unkillable:
             return await self._end_hard(action, box, ended)
         if await box.control.clear(BUDGET_S):
             # Nothing runs in it any more: its outcome need not wait for the engine to remove it.
-            self._keep(self._end(box))
+            self._drop(box)
         elif not await self._end(box):
             return await self._end_hard(action, box, ended)
         return ended
@@ -226,7 +232,15 @@ class DockerBackend:
     def _end_unwanted(self, making: "asyncio.Task[Box]") -> None:
         """Ends a container that was ready at the moment it was given up."""
         if not making.cancelled() and making.exception() is None:
-            self._keep(self._end(making.result()))
+            self._drop(making.result())
+
+    def _drop(self, box: Box) -> None:
+        """Ends a container that nobody waits for."""
+        self._keep(self._end_for_good(box))
+
+    async def _end_for_good(self, box: Box) -> None:
+        if not await self._end(box):
+            self._containers.bury(box.container.id)
 
     async def _end(self, box: Box) -> bool:
         await box.control.clear(BUDGET_S)
