@@ -1,7 +1,7 @@
 """The JetStream layer: ours and thin, over nats-py's connection. Nothing else in the project imports nats."""
 
 from tangram.broker.connection import Broker
-from tangram.broker.consumers import delete_consumer, ensure_consumer
+from tangram.broker.consumers import consumer_exists, delete_consumer, ensure_consumer
 from tangram.broker.declared import DeclarationError, StreamDeclaration, load_declared
 from tangram.broker.embedded import EmbeddedServer, EmbeddedServerError
 from tangram.broker.errors import (
@@ -56,6 +56,7 @@ __all__ = [
     "StreamState",
     "Subscription",
     "apply",
+    "consumer_exists",
     "delete_consumer",
     "diff",
     "ensure_consumer",

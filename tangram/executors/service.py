@@ -12,7 +12,17 @@ from msgspec.structs import replace
 
 from tangram import limits, subjects
 from tangram import messages as m
-from tangram.broker import Broker, BrokerError, BrokerTimeout, BrokerUnavailable, Busy, Delivered, PullLoop, last_for
+from tangram.broker import (
+    Broker,
+    BrokerError,
+    BrokerTimeout,
+    BrokerUnavailable,
+    Busy,
+    Delivered,
+    PullLoop,
+    consumer_exists,
+    last_for,
+)
 from tangram.errors import NewerVersion
 from tangram.executors import core as c
 from tangram.executors.backend import Backend, Ended, Grant, SessionKey
@@ -243,8 +253,15 @@ class _Life:
             self._heartbeat(number=number)
             await asyncio.sleep(limits.HEARTBEAT_S)
             missing_s = missing_s + limits.HEARTBEAT_S if reader.state == "missing" else 0.0
-            if missing_s >= CONSUMER_PATIENCE_S:
+            if missing_s >= CONSUMER_PATIENCE_S and await self._consumer_is_gone():
                 self._perform(self.core.abandon("its consumer is gone"))
+
+    async def _consumer_is_gone(self) -> bool:
+        """A cluster that has lost a node does not answer for its consumers until others have taken over."""
+        try:
+            return not await consumer_exists(self.broker, subjects.STREAM, subjects.consumer(self.core.incarnation))
+        except BrokerError:
+            return False
 
     def _heartbeat(self, *, number: int = 0, probe: int = 0) -> None:
         beat = m.Heartbeat(incarnation=self.core.incarnation, number=number, probe=probe, running=len(self.core.running))

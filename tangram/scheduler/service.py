@@ -27,6 +27,7 @@ from tangram.broker import (
     NotLeader,
     StoredMessage,
     ensure_consumer,
+    next_stored,
     read_log,
 )
 from tangram.errors import TangramError
@@ -265,9 +266,12 @@ class SchedulerService:
         for action in actions:
             seq, index = action.order
             if seq not in messages:
-                for stored in await read_log(self.broker, subjects.STREAM, seq, batch=1):
-                    if stored.seq == seq:
-                        messages[seq] = m.decode(stored.subject, stored.data)[1]
+                stored = next(iter(await read_log(self.broker, subjects.STREAM, seq, batch=1)), None)
+                if stored is None or stored.seq != seq:
+                    # A replica that lags may not have it yet.
+                    stored = await next_stored(self.broker, subjects.STREAM, seq)
+                if stored is not None and stored.seq == seq:
+                    messages[seq] = m.decode(stored.subject, stored.data)[1]
             message = messages.get(seq)
             if isinstance(message, m.ActionsSubmitted):
                 found[action.id] = message.payloads[index]

@@ -10,7 +10,7 @@ import pytest
 import tangram
 from tangram import messages as m
 from tangram import subjects
-from tangram.broker import Broker, BrokerError, StoredMessage
+from tangram.broker import Broker, BrokerError, LeaderWriter, NotLeader, StoredMessage
 from tangram.local import LocalStack
 from tests.clusters.conftest import Node
 from tests.e2e.conftest import fold, whole_log
@@ -146,9 +146,11 @@ async def settled(url: str) -> None:
 
 async def test_three_nodes_lose_one_after_the_other(cluster: list[Node], tmp_path: Path) -> None:
     url = ",".join(node.url for node in cluster)
-    await apply(url, "--replicas", "3")
+    await apply(url, "--replicas", "1")
     async with LocalStack(tmp_path, nats=url), tangram.Client(url, task="test") as client:
         load = Load(client, tmp_path, callers=8)
+        await load.further(50)
+        assert "TANGRAM: changed num_replicas" in await apply(url, "--replicas", "3")
         for victim in ("leader", "follower", "leader"):
             await load.further(100)
             await settled(url)
@@ -164,3 +166,23 @@ async def test_three_nodes_lose_one_after_the_other(cluster: list[Node], tmp_pat
         await load.stop()
     print(f"{len(load.results)} actions")
     check(load, await whole_log(url))
+
+
+async def test_a_leader_on_three_nodes_writes_in_order_and_is_fenced(cluster: list[Node]) -> None:
+    url = ",".join(node.url for node in cluster)
+    await apply(url, "--replicas", "3")
+    await leader_of(url)
+    broker = await Broker.connect(url, name="test")
+    try:
+        first = await LeaderWriter.acquire(broker, subjects.STREAM, subjects.LEADER, b"first")
+        writes = [("tangram.decisions.cpu.here", b"%d" % n, f"first-{n}") for n in range(50)]
+        began = time.monotonic()
+        acks = await first.write_all(writes)
+        assert time.monotonic() - began < 5
+        assert [ack.seq for ack in acks] == list(range(first.epoch + 1, first.epoch + 51))
+        second = await LeaderWriter.acquire(broker, subjects.STREAM, subjects.LEADER, b"second")
+        with pytest.raises(NotLeader):
+            await first.write_all([("tangram.decisions.cpu.here", b"late", "first-late")])
+        assert (await second.write_all([("tangram.decisions.cpu.here", b"next", "second-1")]))[0].seq == second.epoch + 1
+    finally:
+        await broker.close()

@@ -1,19 +1,21 @@
 """Fences made of control groups: exact cores, exact cpu time, and a kill that nothing escapes.
 
 Groups are tangram/<incarnation>/<session>/<action>, or tangram/<incarnation>/<action> for an action without a session.
-On v1 cores and cpu time are set on the session's groups, memory and the holding group are the action's own; on v2 an
-action is one leaf below the session. What a session's actions left running is in its leaf `idle`.
+On v1 cores, cpu time and the number of processes are set on the session's groups, memory and the holding group are the
+action's own; on v2 an action is one leaf below the session. What a session's actions left running is in its leaf `idle`.
 """
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from tangram import limits
 from tangram.executors.backend import Grant
 from tangram.executors.cpu import groups, kernel
-from tangram.executors.cpu.fence import Usage
+from tangram.executors.cpu.fence import POLL_S, Usage
 from tangram.executors.cpu.hierarchies import Hierarchies, make_all, open_cpuset, remove_tree
 
 IDLE: Final = "idle"
@@ -21,6 +23,7 @@ IDLE_QUOTA_US: Final = (groups.QUOTA_US_MIN, groups.PERIOD_US_MAX)
 """What runs on between actions gets 1 ms of cpu per second: the least the kernel grants."""
 
 
+REAP_S: Final = 0.5
 _CORES: Final = {False: "cpuset.cpus", True: "cpuset.cpus.effective"}
 """The file that says which cores a group really has, by whether it is v2."""
 
@@ -33,6 +36,7 @@ class GroupFence:
     def __init__(self, enclosure: "GroupEnclosure", leaves: Mapping[str, Path], entries: Sequence[Path]) -> None:
         self._enclosure = enclosure
         self._leaves = leaves
+        self._single = leaves["hold"] == enclosure.hold
         self._holder = groups.Holder(leaves["hold"], has_kill=enclosure.hierarchies.has_kill)
         self.entries = entries
 
@@ -46,7 +50,15 @@ class GroupFence:
         return self._holder.empty()
 
     async def clear(self, budget_s: float) -> bool:
-        return await self._holder.clear(budget_s)
+        if not await self._holder.clear(budget_s):
+            return False
+        if self._single or "pids" not in self._leaves:
+            return True
+        # The dead count until init has read how they ended, and the session's next program may need their places.
+        end = time.monotonic() + REAP_S
+        while kernel.number(self._leaves["pids"] / "pids.current") and time.monotonic() < end:
+            await asyncio.sleep(POLL_S[-1])
+        return True
 
     async def park(self, budget_s: float) -> bool:
         targets = self._enclosure.idle_groups()
@@ -102,6 +114,12 @@ class GroupEnclosure:
                 kernel.write(self._groups["hold"] / "cgroup.subtree_control", " ".join(f"+{role}" for role in inner))
         if memory_mib and "memory" in self._groups:
             groups.write_memory(self._groups["memory"], memory_mib, v2=self.hierarchies.v2)
+        if "pids" in self._groups:
+            groups.write_processes(self._groups["pids"], grounds.processes_max)
+
+    @property
+    def hold(self) -> Path:
+        return self._groups["hold"]
 
     def _make(self, role: str) -> Path:
         if role not in self._groups:
@@ -151,7 +169,7 @@ class GroupEnclosure:
 
     def fence(self, name: str, marks: Sequence[str], memory_mib: int) -> GroupFence:
         leaves: dict[str, Path] = {}
-        for role in ("cpuacct", "memory", "hold"):
+        for role in ("cpuacct", "memory", "pids", "hold"):
             if role in self._bases:
                 leaves[role] = self._groups[role] if self._single else self._leaf(role, name)
         if memory_mib and "memory" in leaves:
@@ -168,7 +186,7 @@ class GroupEnclosure:
         hold = self._leaf("hold", IDLE)
         if self.hierarchies.v2:
             return [hold]
-        return [*(self._groups[role] for role in ("cpuacct", "memory") if role in self._groups), hold]
+        return [*(self._groups[role] for role in ("cpuacct", "memory", "pids") if role in self._groups), hold]
 
     async def clear(self, budget_s: float) -> bool:
         if "cpu" in self._groups and self._quota is not None:
@@ -183,11 +201,11 @@ class GroupEnclosure:
 class GroupGrounds:
     """The groups of one incarnation. Raises OSError when they cannot be made."""
 
-    def __init__(self, hierarchies: Hierarchies, incarnation: str) -> None:
-        self.hierarchies = hierarchies
+    def __init__(self, hierarchies: Hierarchies, incarnation: str, processes_max: int = limits.PROCESSES_MAX) -> None:
+        self.hierarchies, self.processes_max = hierarchies, processes_max
         self.bases = make_all(hierarchies, incarnation)
         self.paths: Sequence[Path] = tuple(dict.fromkeys(self.bases.values()))
-        names = {"cpuset": "cores", "cpu": "cpu", "memory": "memory", "hold": "kill"}
+        names = {"cpuset": "cores", "cpu": "cpu", "memory": "memory", "pids": "processes", "hold": "kill"}
         self.enforces = frozenset(names[role] for role in self.bases if role in names)
         self._holder = groups.Holder(self.bases["hold"], has_kill=hierarchies.has_kill)
         self._stale: list[Path] = []

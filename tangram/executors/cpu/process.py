@@ -38,13 +38,21 @@ class ProcessBackend:
     before the first action (`presence.Claim.record`), so that a successor can clean up.
 
     cgroups: None uses them where they can be written, True insists on them, False does without; or exactly the given
-    hierarchies. Raises OSError if the folder or the groups cannot be made.
+    hierarchies. processes_max: processes and threads of a session, or of an action without one, where a group can bound
+    them. Raises OSError if the folder or the groups cannot be made.
     """
 
     name = "process"
 
-    def __init__(self, root: Path, incarnation: str, *, cgroups: bool | Hierarchies | None = None) -> None:
-        self.incarnation = incarnation
+    def __init__(
+        self,
+        root: Path,
+        incarnation: str,
+        *,
+        cgroups: bool | Hierarchies | None = None,
+        processes_max: int = limits.PROCESSES_MAX,
+    ) -> None:
+        self.incarnation, self._processes_max = incarnation, processes_max
         self.folder = Path(root).absolute() / incarnation
         (self.folder / "sessions").mkdir(parents=True, exist_ok=True)
         (self.folder / "single").mkdir(exist_ok=True)
@@ -63,7 +71,7 @@ class ProcessBackend:
         found = cgroups if isinstance(cgroups, Hierarchies) else None if cgroups is False else detect()
         if found is not None:
             with contextlib.suppress(*([] if cgroups else [OSError])):
-                return GroupGrounds(found, self.incarnation)
+                return GroupGrounds(found, self.incarnation, self._processes_max)
         if cgroups:
             raise OSError(errno.EPERM, "control groups cannot be written on this host")
         return MarkGrounds(self.incarnation, self.ledger)
@@ -75,7 +83,7 @@ class ProcessBackend:
 
     @property
     def enforces(self) -> frozenset[str]:
-        """Which of "cores", "cpu" (time), "memory" and "kill" are exact on this host; the others are best effort."""
+        """Which of "cores", "cpu" (time), "memory", "processes" (how many) and "kill" are exact on this host; the others are best effort."""
         return self._grounds.enforces
 
     # --- sessions ------------------------------------------------------------------------------------------------
