@@ -36,7 +36,6 @@ class GroupFence:
     def __init__(self, enclosure: "GroupEnclosure", leaves: Mapping[str, Path], entries: Sequence[Path]) -> None:
         self._enclosure = enclosure
         self._leaves = leaves
-        self._single = leaves["hold"] == enclosure.hold
         self._holder = groups.Holder(leaves["hold"], has_kill=enclosure.hierarchies.has_kill)
         self.entries = entries
 
@@ -52,11 +51,9 @@ class GroupFence:
     async def clear(self, budget_s: float) -> bool:
         if not await self._holder.clear(budget_s):
             return False
-        if self._single or "pids" not in self._leaves:
-            return True
-        # The dead count until init has read how they ended, and the session's next program may need their places.
+        # The dead count until init has read how they ended, and the session's next program needs places.
         end = time.monotonic() + REAP_S
-        while kernel.number(self._leaves["pids"] / "pids.current") and time.monotonic() < end:
+        while self._enclosure.crowded() and time.monotonic() < end:
             await asyncio.sleep(POLL_S[-1])
         return True
 
@@ -117,9 +114,11 @@ class GroupEnclosure:
         if "pids" in self._groups:
             groups.write_processes(self._groups["pids"], grounds.processes_max)
 
-    @property
-    def hold(self) -> Path:
-        return self._groups["hold"]
+    def crowded(self) -> bool:
+        """Whether a session has used up most of its processes."""
+        if self._single or "pids" not in self._groups:
+            return False
+        return kernel.number(self._groups["pids"] / "pids.current") > self.grounds.processes_max // 2
 
     def _make(self, role: str) -> Path:
         if role not in self._groups:
@@ -169,7 +168,7 @@ class GroupEnclosure:
 
     def fence(self, name: str, marks: Sequence[str], memory_mib: int) -> GroupFence:
         leaves: dict[str, Path] = {}
-        for role in ("cpuacct", "memory", "pids", "hold"):
+        for role in ("cpuacct", "memory", "hold"):
             if role in self._bases:
                 leaves[role] = self._groups[role] if self._single else self._leaf(role, name)
         if memory_mib and "memory" in leaves:
@@ -186,7 +185,7 @@ class GroupEnclosure:
         hold = self._leaf("hold", IDLE)
         if self.hierarchies.v2:
             return [hold]
-        return [*(self._groups[role] for role in ("cpuacct", "memory", "pids") if role in self._groups), hold]
+        return [*(self._groups[role] for role in ("cpuacct", "memory") if role in self._groups), hold]
 
     async def clear(self, budget_s: float) -> bool:
         if "cpu" in self._groups and self._quota is not None:
