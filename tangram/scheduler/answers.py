@@ -6,6 +6,7 @@ from tangram.broker import Broker, StoredMessage, next_stored, read_log
 from tangram.scheduler.fold_clients import has_seen, next_n
 from tangram.scheduler.state import ActionId, State
 
+
 async def answer(broker: Broker, state: State, task: str, client: str, ask: m.Ask) -> m.Answer:
     """Says which of the asked ids are open or were never seen, and reads the completions of the others from
     `ask.from_seq` on.

@@ -49,7 +49,9 @@ def image() -> str:
     try:
         return _image()
     except docker.errors.DockerException as error:
-        missing = f"no engine, or no image of nats-server ({' '.join(str(error).split())[:300]}); see deploy/nats/make-test-image.sh"
+        missing = (
+            f"no engine, or no image of nats-server ({' '.join(str(error).split())[:300]}); see deploy/nats/make-test-image.sh"
+        )
     if "docker" in os.environ.get("TANGRAM_REQUIRE", ""):
         pytest.fail(missing)
     pytest.skip(missing)

@@ -30,6 +30,10 @@ class Interposer:
         self._held: Held | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._open: dict[asyncio.StreamWriter, str] = {}
+        self._at_once: list[list[str]] = []
+        self._came = asyncio.Condition()
+        self.down = False
+        """No call comes through."""
 
     def hold(self, wanted: Wanted, *, answered: bool = False) -> Held:
         """Stops the next call that is `wanted`."""
@@ -48,6 +52,14 @@ class Interposer:
             writer.transport.abort()
         return len(meant)
 
+    def most_at_once(self, wanted: Wanted) -> int:
+        return max(sum(map(wanted, lines)) for lines in self._at_once)
+
+    async def saw(self, wanted: Wanted) -> None:
+        """Waits for such a call, if there has been none."""
+        async with self._came:
+            await self._came.wait_for(lambda: any(map(wanted, self.calls)))
+
     def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
         self._tasks.add(task)
@@ -57,13 +69,19 @@ class Interposer:
         with contextlib.suppress(OSError, EOFError):
             head = await reader.readuntil(b"\r\n")
             line = head.decode().strip()
+            if self.down:
+                writer.transport.abort()
+                return
             self.calls.append(line)
+            async with self._came:
+                self._came.notify_all()
             held = self._held if self._held is not None and self._held.wanted(line) else None
             if held is not None:
                 self._held = None
                 if not held.answered:
                     await held.stop()
             self._open[writer] = line
+            self._at_once.append(list(self._open.values()))
             engine_reader, engine_writer = await asyncio.open_unix_connection(self._engine)
             engine_writer.write(head)
             there = asyncio.create_task(_pass(reader, engine_writer))
@@ -103,4 +121,28 @@ async def interposed(path: Path, engine: str = "/var/run/docker.sock") -> AsyncI
     finally:
         server.close()
         await interposer.close()
+        await server.wait_closed()
+
+
+@contextlib.asynccontextmanager
+async def silent_daemon(path: Path, answers: int = 0) -> AsyncIterator[str]:
+    """The url of an engine that accepts and, after that many calls, never answers."""
+    writers: list[asyncio.StreamWriter] = []
+    left = answers
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal left
+        writers.append(writer)
+        left -= 1
+        if left >= 0:
+            body = b'{"ApiVersion":"1.41","MinAPIVersion":"1.12","Os":"linux"}'
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+
+    server = await asyncio.start_unix_server(accept, path)
+    try:
+        yield f"unix://{path}"
+    finally:
+        server.close()
+        for writer in writers:
+            writer.transport.abort()
         await server.wait_closed()

@@ -1,7 +1,6 @@
 """Containers that cannot be made, and none that is left behind."""
 
 import asyncio
-import contextlib
 import io
 import os
 import signal
@@ -20,7 +19,7 @@ from tangram.messages import SessionOpen
 from tangram.outcomes import ErrorReason, Outcome
 
 from .conftest import IMAGE, Lab, running
-from .interposer import interposed
+from .interposer import interposed, silent_daemon
 
 
 async def test_missing_image_is_one_line(local: Lab) -> None:
@@ -78,7 +77,10 @@ async def test_image_with_its_own_user(lab: Lab, changes: str, home: str) -> Non
 async def test_given_up_at_any_call_leaves_nothing(
     docker: None, tmp_path: Path, cgroups: bool | None, answered: bool, what: str
 ) -> None:
-    async with interposed(tmp_path / "docker.sock") as engine, running(DockerConfig(image=IMAGE, cgroups=cgroups), engine.url) as lab:
+    async with (
+        interposed(tmp_path / "docker.sock") as engine,
+        running(DockerConfig(image=IMAGE, cgroups=cgroups), engine.url) as lab,
+    ):
         for n in range(100):
             held = engine.hold_nth(n, answered=answered)
             task = asyncio.ensure_future(lab.open()) if what == "session" else lab.sh("exit 3")
@@ -159,30 +161,6 @@ async def test_leftovers_of_a_killed_owner(docker: None) -> None:
     assert remove_incarnation(incarnation)
     assert await find(engine, incarnation) == []
     assert remove_incarnation(incarnation)
-
-
-@contextlib.asynccontextmanager
-async def silent_daemon(path: Path, answers: int = 0):  # type: ignore[no-untyped-def]
-    """Accepts and, after that many calls, never answers."""
-    writers: list[asyncio.StreamWriter] = []
-    left = answers
-
-    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal left
-        writers.append(writer)
-        left -= 1
-        if left >= 0:
-            body = b'{"ApiVersion":"1.41","MinAPIVersion":"1.12","Os":"linux"}'
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
-
-    server = await asyncio.start_unix_server(accept, path)
-    try:
-        yield f"unix://{path}"
-    finally:
-        server.close()
-        for writer in writers:
-            writer.transport.abort()
-        await server.wait_closed()
 
 
 async def test_silent_daemon_is_an_error_in_bounded_time(tmp_path: Path) -> None:

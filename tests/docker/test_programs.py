@@ -5,7 +5,7 @@ import time
 
 from tangram import limits
 from tangram.executors.backend import Grant
-from tangram.outcomes import ErrorReason, Outcome, RejectReason
+from tangram.outcomes import Outcome, RejectReason
 
 from .conftest import CORES, Lab
 
@@ -160,19 +160,3 @@ async def test_container_removed_behind_our_back(lab: Lab) -> None:
     for each in (await lab.run("true", session=key), await lab.write(key, "a", b""), await lab.read(key, "a")):
         assert each.outcome is Outcome.ENVIRONMENT_LOST, each
     assert (await lab.backend.close(key)).outcome is Outcome.OK
-
-
-async def test_unknown_exit_code_is_no_success(local: Lab) -> None:
-    from tangram.executors.docker.action import Action
-    from tangram.executors.docker.control import Use
-
-    class Alive:
-        async def alive(self) -> bool:
-            return True
-
-    class Box:
-        control, lost = Alive(), False
-
-    outcome, detail = await Action._outcome(None, None, None, Use(), Box())  # type: ignore[arg-type]
-    assert (outcome, "exit code" in detail) == (Outcome.ERROR, True)
-    assert ErrorReason.DAEMON

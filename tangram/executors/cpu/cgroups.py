@@ -53,7 +53,7 @@ class GroupFence:
             return False
         # The dead count until init has read how they ended, and the session's next program needs places.
         end = time.monotonic() + REAP_S
-        while self._enclosure.crowded() and time.monotonic() < end:
+        while self._enclosure.crowded() and time.monotonic() < end:  # noqa: ASYNC110 (nothing announces it)
             await asyncio.sleep(POLL_S[-1])
         return True
 

@@ -83,7 +83,8 @@ class ProcessBackend:
 
     @property
     def enforces(self) -> frozenset[str]:
-        """Which of "cores", "cpu" (time), "memory", "processes" (how many) and "kill" are exact on this host; the others are best effort."""
+        """Which of "cores", "cpu" (time), "memory", "processes" (how many) and "kill" are exact on this host; the others
+        are best effort."""
         return self._grounds.enforces
 
     # --- sessions ------------------------------------------------------------------------------------------------
