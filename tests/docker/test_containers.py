@@ -98,7 +98,7 @@ async def test_given_up_at_any_call_leaves_nothing(
             assert await lab.containers() == [], engine.calls[-10:]
         assert n >= 4
         if what == "session":
-            key, ended = await task
+            key, _ = await task
             assert (await lab.backend.close(key)).outcome is Outcome.OK
 
 

@@ -75,6 +75,23 @@ async def test_container_of_an_unanswered_creation_is_found_and_removed(engine: 
             await asyncio.sleep(0.05)
 
 
+async def test_end_of_a_container_is_told_from_that_of_a_program(lab: Lab) -> None:
+    # The main process ends after all others, and waits for one that is slow to give its memory back.
+    key, _ = await lab.open(memory_mib=1000)
+    up = asyncio.Event()
+    hog = "import time; x = b'x' * (700 << 20); print('up', flush=True); time.sleep(97)"
+    slow = lab.python(hog, session=key, on_output=lambda *_: up.set())
+    await up.wait()
+    up.clear()
+    quick = lab.sh("echo up; exec sleep 97", session=key, on_output=lambda *_: up.set())
+    await up.wait()
+    (container,) = await lab.containers()
+    await lab.engine.call("DELETE", f"/containers/{container}", {"force": "1"})
+    for ended in await asyncio.gather(quick, slow):
+        assert (ended.outcome, ended.session_lost) == (Outcome.ENVIRONMENT_LOST, True), ended
+    assert (await lab.backend.close(key)).outcome is Outcome.OK
+
+
 # --- many at once -------------------------------------------------------------------------------------------------
 
 

@@ -22,6 +22,8 @@ from tangram.messages import Output, Run
 from tangram.outcomes import ErrorReason, Outcome
 
 T = TypeVar("T")
+KILLED = (None, -9, 137)
+"""How a program ends that was killed, perhaps with its container."""
 BUDGET_S = limits.KILL_BUDGET_MS / 1000
 
 
@@ -155,7 +157,7 @@ class Action:
         try:
             said = await self.unless_ended(program.said())
         except Broken as broken:
-            if not await box.control.alive():
+            if not await box.control.alive(sure=True):
                 return lost(box.session)
             return error(ErrorReason.IMAGE, f"the container's /bin/sh did not start: {broken}")
         except TimeoutError:
@@ -215,7 +217,7 @@ class Action:
         detail = f"oom_kills={use.oom_kills}" if use.oom_kills else ""
         if code == 0 and cause is None:
             return Outcome.OK, detail
-        box.lost = not await box.control.alive()
+        box.lost = not await box.control.alive(sure=code in KILLED)
         if cause is not None:
             return cause, ""
         # Only the kernel's counter tells a lack of memory from any other SIGKILL.

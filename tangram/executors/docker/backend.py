@@ -194,7 +194,7 @@ class DockerBackend:
         try:
             ended = await action.perform(self.engine, box)
         except (EngineError, OSError):
-            if await box.control.alive():
+            if await box.control.alive(sure=True):
                 raise
             return lost(key)
         if not ended.unkillable:
