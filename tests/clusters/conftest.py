@@ -94,6 +94,12 @@ class Node:
                 container.get_wrapped_container().kill()
             container.stop(delete_volume=False)
 
+    def lose_disk(self) -> None:
+        client = docker.from_env()
+        with contextlib.suppress(docker.errors.NotFound):
+            client.volumes.get(self.volume).remove()
+        client.close()
+
     def logs(self) -> str:
         return "" if self._container is None else b"\n".join(self._container.get_logs()).decode(errors="replace")
 
@@ -118,12 +124,9 @@ def running(nodes: list[Node]) -> Iterator[list[Node]]:
             node.wait()
         yield nodes
     finally:
-        client = docker.from_env()
         for node in nodes:
             node.kill()
-            with contextlib.suppress(docker.errors.NotFound):
-                client.volumes.get(node.volume).remove()
-        client.close()
+            node.lose_disk()
 
 
 @pytest.fixture

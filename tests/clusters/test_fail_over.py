@@ -72,6 +72,12 @@ class Load:
                 for task in done - {progress}:
                     await task
 
+    async def goes_on(self) -> bool:
+        """Whether anything ended in the last second."""
+        before = len(self.results)
+        await asyncio.sleep(1)
+        return len(self.results) > before
+
     async def stop(self) -> None:
         self._stopping = True
         async with asyncio.timeout(60):
@@ -161,6 +167,18 @@ async def test_three_nodes_lose_one_after_the_other(cluster: list[Node], tmp_pat
             await load.further(100)
             print(f"{victim} killed: the longest pause was {max(load.pauses_s[before:]):.1f} s")
             await asyncio.to_thread(node.start)
+        for node in cluster[1:]:
+            await asyncio.to_thread(node.kill)
+        # One of three takes nothing: what is on its way comes to rest.
+        while await load.goes_on():
+            pass
+        for node in cluster[1:]:
+            await asyncio.to_thread(node.start)
+        await load.further(100)
+        await settled(url)
+        await asyncio.to_thread(cluster[0].kill)
+        await asyncio.to_thread(cluster[0].lose_disk)
+        await asyncio.to_thread(cluster[0].start)
         await load.further(100)
         await settled(url)
         await load.stop()
