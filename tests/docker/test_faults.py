@@ -95,8 +95,9 @@ async def test_end_of_a_container_is_told_from_that_of_a_program(lab: Lab) -> No
 # --- many at once -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.timeout(400)
 async def test_128_starts_at_once_wait_for_their_turn(engine: Interposer) -> None:
-    async with running(DockerConfig(image=IMAGE), engine.url) as lab:
+    async with running(DockerConfig(image=IMAGE, create_s=300), engine.url) as lab:
         ended = await asyncio.gather(*(lab.sh("exit 3") for _ in range(128)))
         assert [each.exit_code for each in ended] == [3] * 128, [each for each in ended if each.exit_code != 3]
         assert engine.most_at_once(lambda line: "/containers/create" in line) <= lab.config.creates_max

@@ -122,9 +122,10 @@ async def test_a_fraction_of_a_core(lab: Lab) -> None:
     async with lab.session() as session:
         ended = await lab.python(script, session=session, grant=Grant(cores=(CORES[0],), millicores=200))
         assert float(ended.output.stdout) < 0.4, ended
-        # Others use this machine too.
-        shares = [float((await lab.python(script, session=session)).output.stdout) for _ in range(2)]
-        assert max(shares) > 0.3
+        # How much it then gets depends on who else uses this machine; what it may have does not.
+        show = "cd /sys/fs/cgroup; cat cpu.max 2>/dev/null || cat cpu/cpu.cfs_quota_us cpu/cpu.cfs_period_us"
+        quota, period = (await lab.sh(show, session=session)).output.stdout.split()
+        assert quota in (b"max", b"-1") or int(quota) >= int(period)
 
 
 async def test_overlapping_actions_do_not_slow_each_other(lab: Lab) -> None:
