@@ -102,6 +102,20 @@ async def test_given_up_at_any_call_leaves_nothing(
             assert (await lab.backend.close(key)).outcome is Outcome.OK
 
 
+async def test_closed_while_it_is_being_opened(docker: None, tmp_path: Path) -> None:
+    async with interposed(tmp_path / "docker.sock") as engine, running(DockerConfig(image=IMAGE), engine.url) as lab:
+        held = engine.hold(lambda line: "/start" in line)
+        key = SessionKey(*lab.key())
+        opening = asyncio.ensure_future(lab.backend.open(key, SessionOpen(), Grant()))
+        await held.reached.wait()
+        assert (await lab.backend.close(key)).outcome is Outcome.OK
+        # Whoever opens it is told, and not broken off.
+        assert (await opening).outcome is Outcome.CANCELLED
+        held.released.set()
+        await asyncio.wait_for(lab.backend.settled(), 20)
+        assert await lab.containers() == []
+
+
 async def test_stop_while_being_made(docker: None) -> None:
     async with running(DockerConfig(image=IMAGE)) as lab:
         opening = [asyncio.create_task(lab.open()) for _ in range(4)]
