@@ -99,7 +99,7 @@ async def test_end_of_a_container_is_told_from_that_of_a_program(lab: Lab) -> No
 async def test_128_starts_at_once_wait_for_their_turn(engine: Interposer) -> None:
     async with running(DockerConfig(image=IMAGE, create_s=300), engine.url) as lab:
         ended = await asyncio.gather(*(lab.sh("exit 3") for _ in range(128)))
-        assert [each.exit_code for each in ended] == [3] * 128, [each for each in ended if each.exit_code != 3]
+        assert not [(each.outcome, each.detail) for each in ended if each.exit_code != 3]
         assert engine.most_at_once(lambda line: "/containers/create" in line) <= lab.config.creates_max
         # Waiting for its turn is no part of a program's time.
         assert max(each.run_ns for each in ended) < 5_000_000_000
