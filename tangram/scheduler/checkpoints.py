@@ -20,7 +20,7 @@ from tangram.version import __version__
 log = logging.getLogger(__name__)
 
 PUBLISH_TIMEOUT_S: Final = 10.0
-LAG_S: Final = 5.0
+LAG_TRIES: Final = 30
 FETCH_ACTIONS: Final = 200
 """Payloads that are in memory at a time while a checkpoint is written."""
 
@@ -44,9 +44,10 @@ async def restore(broker: Broker, *, oldest: bool = False) -> Restored | None:
     """
     info = await broker.api(f"STREAM.INFO.{subjects.STREAM}")
     created, stored = info["created"], state_of(info)
-    deadline_s = time.monotonic() + (LAG_S if stored.first_seq > 1 else 0.0)
-    while not (ends := await _ends(broker)) and time.monotonic() < deadline_s:
+    ends = await _ends(broker)
+    for _ in range(LAG_TRIES if stored.first_seq > 1 and not ends else 0):
         await asyncio.sleep(0.1)  # a trimmed log has one: the replica that was asked lags
+        ends = ends or await _ends(broker)
     for _, end in ends:
         if end.log_created != created or end.seq > stored.last_seq:
             raise ForeignCheckpoint(
