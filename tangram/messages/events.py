@@ -358,7 +358,7 @@ class Ask(Event, frozen=True, kw_only=True):
     """A client asks for ids: from which sequence to read its completions, and its last PubAck's sequence, which whoever
     answers must have folded."""
 
-    ids: list[Count] = []
+    ids: Ids = []
     from_seq: Count = 0
     stored_seq: Count = 0
 

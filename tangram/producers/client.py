@@ -17,7 +17,7 @@ from tangram import limits, subjects
 from tangram import messages as m
 from tangram.broker import Broker, BrokerError, BrokerTimeout, BrokerUnavailable, Delivery, GroupedPublisher, PubAck
 from tangram.config import broker_url
-from tangram.errors import ClientClosed
+from tangram.errors import ClientClosed, InvalidRequest
 from tangram.outcomes import ErrorReason, Outcome
 from tangram.producers import build, request
 from tangram.producers.large import Large
@@ -39,6 +39,7 @@ WATCH_S: Final = 0.5
 BORN_REFRESH_S: Final = 3_600.0
 """Well below the time after which a client without actions is forgotten: who was born before that would be refused."""
 ASK_TIMEOUT_S: Final = 5.0
+HELLO_TIMEOUT_S: Final = 1.0
 CONNECT_RETRY_S: Final = 0.1
 CLOSE_TIMEOUT_S: Final = 5.0
 
@@ -56,7 +57,10 @@ class Client:
     def __init__(self, url: str | None = None, *, task: str, name: str | None = None, connect_timeout: float = 10.0) -> None:
         self.task = subjects.token(task, "task")
         self.name = subjects.token(name if name is not None else f"c{secrets.token_hex(6)}", "name")
-        self._url, self._connect_timeout_s = url, connect_timeout
+        if url is not None and not isinstance(url, str):
+            raise InvalidRequest("url", "must be a text", url)
+        self._url = url
+        self._connect_timeout_s = request.milliseconds("connect_timeout", connect_timeout, 1) / 1e3
         self._broker: Broker | None = None
         self._ledger = Ledger()
         self._born = 0
@@ -128,15 +132,17 @@ class Client:
         self._watching = asyncio.create_task(self._watch())
 
     async def _hello(self, deadline_s: float) -> m.Answer:
-        """What a scheduler knows: the log's sequence (this client is born there), and the numbers used under its name."""
+        """What a scheduler knows: the log's sequence (this client is born there), and the numbers used under its name. Asked
+        again and again, because a question is dropped by a scheduler that has too many of them, or that dies."""
         assert self._broker is not None
         while True:
+            left_s = max(0.1, deadline_s - time.monotonic())
             try:
                 data = await self._broker.request(
-                    subjects.ask(self.task, self.name), m.encode(m.Ask()), timeout_s=max(0.1, deadline_s - time.monotonic())
+                    subjects.ask(self.task, self.name), m.encode(m.Ask()), timeout_s=min(left_s, HELLO_TIMEOUT_S)
                 )
                 return m.decode_answer(data)
-            except (BrokerUnavailable, BrokerTimeout):
+            except (BrokerUnavailable, BrokerTimeout, *m.MALFORMED):
                 if time.monotonic() + CONNECT_RETRY_S > deadline_s or self._broker.is_closed:
                     raise BrokerUnavailable(
                         f"no scheduler answers at {self._broker.url}: start one with `tangram up` or `tangram scheduler`"

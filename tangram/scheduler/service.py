@@ -85,7 +85,9 @@ class SchedulerService:
         self._writes = 0
         self._last_read_s = time.monotonic()
         self._last_tick_s = 0.0
-        self._asks: list[tuple[float, Delivery, m.Ask]] = []
+        self._trouble_told = False
+        self._asks: dict[str, tuple[float, Delivery, m.Ask]] = {}
+        """Questions that wait until they can be answered, the oldest first: by subject, because a client asks one at a time."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._keeping: asyncio.Task[None] | None = None
         self._heard_s: dict[str, float] = {}
@@ -115,7 +117,9 @@ class SchedulerService:
                     if self.broker.is_closed:
                         raise
                     # Our own late writes are fenced only by a newer record: take one, and read up to it.
-                    log.warning("the broker does not take what is written, taking the lead again: %s", error)
+                    if not self._trouble_told:  # else an outage is a line for each try
+                        log.warning("the broker does not take what is written, taking the lead again: %s", error)
+                    self._trouble_told = True
                     await asyncio.sleep(LEAD_RETRY_S)
         finally:
             forget()
@@ -154,6 +158,7 @@ class SchedulerService:
         # The fold makes many short-lived objects and few cycles. (Not in executors: there cycles hold outputs.)
         gc.set_threshold(20_000, 20, 100)
         self.leading.set()
+        self._trouble_told = False
         if self._keeping is None:
             self._keeping = self._spawn(self._keeper.run(self.state))
         log.info("leading since sequence %d, log read up to %d", writer.epoch, self.state.seq)
@@ -224,6 +229,7 @@ class SchedulerService:
 
     async def _make_consumer(self, incarnation: str, executor: str, joined_seq: int) -> None:
         """Makes the consumer through which one incarnation reads its decisions; idempotent, tried until it is there."""
+        trouble = False
         while True:
             try:
                 await ensure_consumer(
@@ -246,7 +252,9 @@ class SchedulerService:
             except BrokerError as error:
                 if self.broker.is_closed:
                     return
-                log.warning("consumer of %s: %s", executor, error)
+                if not trouble:
+                    log.warning("consumer of %s, tried again and again: %s", executor, error)
+                trouble = True
                 await asyncio.sleep(CONSUMER_RETRY_S)
 
     # --- writing -----------------------------------------------------------------------------------------------
@@ -341,20 +349,27 @@ class SchedulerService:
         except m.MALFORMED as error:
             log.warning("question on %s dropped: %s", delivery.subject, error)
             return
-        if delivery.reply and len(self._asks) < limits.ENVELOPE_ITEMS_MAX:
-            self._asks.append((time.monotonic() + ASK_PATIENCE_S, delivery, ask))
-        if self.leading.is_set():
-            self._answer_asks()
+        task = delivery.subject.split(".")[2]
+        # The asker has chosen it, and we may write where it may not: to the log, to the broker's own subjects.
+        if not delivery.reply.startswith(("_INBOX.", f"_INBOX_{task}.")):
+            log.warning("question on %s dropped: its answer would go to %.100r", delivery.subject, delivery.reply)
+            return
+        self._asks.pop(delivery.subject, None)  # nobody waits for that answer any more
+        if self.leading.is_set() and ask.stored_seq <= self.state.seq:
+            self._spawn(self._answer(delivery, ask))
+            return
+        self._asks[delivery.subject] = (time.monotonic() + ASK_PATIENCE_S, delivery, ask)
+        if len(self._asks) > limits.ASKS_WAITING_MAX:
+            del self._asks[next(iter(self._asks))]
 
     def _answer_asks(self) -> None:
-        waiting: list[tuple[float, Delivery, m.Ask]] = []
         now_s = time.monotonic()
-        for until_s, delivery, ask in self._asks:
+        for subject, (until_s, delivery, ask) in list(self._asks.items()):
             if ask.stored_seq <= self.state.seq:
                 self._spawn(self._answer(delivery, ask))
             elif until_s > now_s:
-                waiting.append((until_s, delivery, ask))
-        self._asks = waiting
+                continue
+            del self._asks[subject]
 
     async def _answer(self, delivery: Delivery, ask: m.Ask) -> None:
         _, _, task, client = delivery.subject.split(".")

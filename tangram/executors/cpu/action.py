@@ -4,6 +4,7 @@ import asyncio
 import errno
 import time
 from collections.abc import Mapping
+from typing import Final
 
 from msgspec import Struct, field
 
@@ -20,13 +21,19 @@ from tangram.messages import Output, Run
 from tangram.outcomes import ErrorReason, Outcome, RejectReason
 
 
-def failed(error: OSError) -> Ended:
-    """The host could not do what was asked: `error`, or `rejected` if the request itself was too large for it."""
+SCARCE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN})
+"""The host has no descriptors, or no processes, left just now."""
+
+
+def failed(error: OSError, *, begun: bool = True) -> Ended:
+    """The host could not do what was asked: `error`, or `rejected` if the request itself was too large for it. begun: a
+    program may have been started."""
     detail = str(error)[: limits.DETAIL_LENGTH_MAX]
     if error.errno == errno.E2BIG:
         return Ended(outcome=Outcome.REJECTED, reason=RejectReason.INVALID, detail=f"argv, env: {detail}")
     reason = ErrorReason.DISK if error.errno in DISK_ERRORS else ErrorReason.INTERNAL
-    return Ended(outcome=Outcome.ERROR, reason=reason, detail=detail)
+    not_begun = not begun and error.errno in SCARCE
+    return Ended(outcome=Outcome.ERROR, reason=reason, detail=detail, not_begun=not_begun)
 
 
 class SessionState(Struct, kw_only=True, eq=False):
@@ -98,6 +105,8 @@ class Action:
         self._on_output = on_output
         self._held = held
         self._early: Outcome | None = None
+        self.begun = False
+        """Whether its program may have been started."""
         self.fence: Fence | None = None
         """Set while it may have processes."""
         self._program: Program | None = None
@@ -151,7 +160,12 @@ class Action:
             [*([] if session is None else [session.env]), self.payload.env, self._env],
         )
         child = spawn(self.payload.argv, env, folder.home / self.payload.cwd, self.payload.stdin, fence.entries, fence.affinity)
-        fence.started(child.pid)
+        self.begun = True
+        try:
+            fence.started(child.pid)
+        except BaseException:
+            child.discard()
+            raise
         return Program(
             child, self._timeout_ms, self._called_ns, self._on_output, output_max=self.payload.output_max, held=self._held
         )

@@ -23,7 +23,7 @@ from tangram.executors.cpu.folders import Folder
 from tangram.executors.cpu.hierarchies import Hierarchies, detect
 from tangram.executors.cpu.marks import MarkGrounds
 from tangram.executors.cpu.output import Held
-from tangram.executors.cpu.spawn import seal_descriptors
+from tangram.executors.cpu.spawn import check_descriptors, seal_descriptors
 from tangram.messages import FileRead, FileWrite, Run, SessionOpen
 from tangram.outcomes import ErrorReason, Outcome, RejectReason
 
@@ -94,11 +94,12 @@ class ProcessBackend:
         name = _name(key)
         folder = Folder(self.folder / "sessions" / name)
         try:
+            check_descriptors()
             folder.make()
             enclosure = self._grounds.session(name, [f"{environment.SESSION}={key}"], grant.memory_mib)
         except OSError as error:
             folders.remove(folder.path)
-            return failed(error)
+            return failed(error, begun=False)
         self._sessions[key] = SessionState(key=key, folder=folder, enclosure=enclosure, env=payload.env)
         return Ended(outcome=Outcome.OK)
 
@@ -181,9 +182,10 @@ class ProcessBackend:
             if why := environment.objection(action.payload):
                 return Ended(outcome=Outcome.REJECTED, reason=RejectReason.INVALID, detail=why)
             try:
+                check_descriptors()
                 ended = await (self._perform_single(action) if key is None else self._perform_inside(action, key))
             except OSError as error:
-                ended = failed(error)
+                ended = failed(error, begun=action.begun)
             if ended.unkillable and action.fence is not None:
                 self.unkillable.add(action.key)
                 self._watches.append(asyncio.create_task(self._watch(action.key, action.fence)))
