@@ -6,6 +6,7 @@ republishes them; what is missed (a reconnect, a gap, silence) is asked for.
 
 import asyncio
 import logging
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Hashable, Sequence
@@ -44,6 +45,7 @@ CONNECT_RETRY_S: Final = 0.1
 CLOSE_TIMEOUT_S: Final = 5.0
 
 _CANCELS: Final = "cancels"
+_SEQUENCE: Final = re.compile("[0-9]{1,18}")
 
 
 class Client:
@@ -226,7 +228,7 @@ class Client:
         now_s = time.monotonic()
         n = ledger.next_n
         waiting = Waiting(f"{self.task}/{self.name}/{n}", now_s, partial(self.cancel, n))
-        after_seq = max(self._born, self._stored_seq, ledger.read_seq)
+        after_seq = max(self._born, self._stored_seq)  # not what was read: whoever forges a result would choose it
         waiting.fetch = self._large.fetch
         pending = Pending(n, wire, waiting, now_s, PATIENCE_S, after_seq, on_output=on_output)
         if not self._large.take(pending):
@@ -321,8 +323,8 @@ class Client:
         if (
             headers.get("Nats-Stream") != subjects.STREAM
             or headers.get("Nats-Subject") != subjects.completions(self.task, self.name)
-            or not headers.get("Nats-Sequence", "").isdigit()
-            or not headers.get("Nats-Last-Sequence", "").isdigit()
+            or not _SEQUENCE.fullmatch(headers.get("Nats-Sequence", ""))
+            or not _SEQUENCE.fullmatch(headers.get("Nats-Last-Sequence", ""))
         ):
             log.warning("a message on %s that the log has not republished was ignored", delivery.subject)
             return

@@ -27,6 +27,7 @@ from tangram.broker import (
     NotLeader,
     StoredMessage,
     ensure_consumer,
+    last_for,
 )
 from tangram.errors import TangramError
 from tangram.scheduler import checkpoints
@@ -45,6 +46,8 @@ log = logging.getLogger(__name__)
 ASK_PATIENCE_S = 10.0
 """A question about something that this scheduler has not read yet waits this long, then it is dropped: it comes again."""
 LEAD_RETRY_S = 0.25
+UNREPORTED_MAX = 64
+"""The first of many bad messages tell enough, and each may have a mebibyte."""
 CONSUMER_RETRY_S = 0.25
 CONSUMER_IDLE_S = 3_600.0
 """The server forgets an executor's consumer that nobody has read for so long."""
@@ -86,6 +89,8 @@ class SchedulerService:
         self._last_read_s = time.monotonic()
         self._last_tick_s = 0.0
         self._trouble_told = False
+        self._unreported: list[tuple[StoredMessage, Folded]] = []
+        """What was skipped while nobody led, as far as is known."""
         self._asks: dict[str, tuple[float, Delivery, m.Ask]] = {}
         """Questions that wait until they can be answered, the oldest first: by subject, because a client asks one at a time."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -112,7 +117,10 @@ class SchedulerService:
                 try:
                     await self._lead()
                 except NotLeader as error:
-                    raise Superseded(f"another scheduler leads: {error}") from error
+                    if await self._is_superseded():
+                        raise Superseded(f"another scheduler leads: {error}") from error
+                    log.warning("what was last written to %s is no leader's record: taking the lead again", subjects.LEADER)
+                    await asyncio.sleep(LEAD_RETRY_S)
                 except (BrokerTimeout, BrokerUnavailable, Busy) as error:
                     if self.broker.is_closed:
                         raise
@@ -128,6 +136,16 @@ class SchedulerService:
             await self._reader.close()
             for task in self._tasks:
                 task.cancel()
+
+    async def _is_superseded(self) -> bool:
+        """Whether what fences us is a record."""
+        try:
+            last = await last_for(self.broker, subjects.STREAM, subjects.LEADER)
+            return last is not None and m.decode(last.subject, last.data) is not None
+        except m.Malformed as error:
+            return error.unknown_type
+        except BrokerError:
+            return True
 
     def stop(self) -> None:
         self._stop.set()
@@ -159,6 +177,9 @@ class SchedulerService:
         gc.set_threshold(20_000, 20, 100)
         self.leading.set()
         self._trouble_told = False
+        for skipped in self._unreported:
+            self._report(*skipped)
+        self._unreported.clear()
         if self._keeping is None:
             self._keeping = self._spawn(self._keeper.run(self.state))
         log.info("leading since sequence %d, log read up to %d", writer.epoch, self.state.seq)
@@ -202,6 +223,10 @@ class SchedulerService:
                 if message.seq in self._own:  # planning again would write it again, for ever
                     raise TangramError(f"sequence {message.seq} is ours and was skipped: {folded.skipped}")
                 self._report(message, folded)
+            elif isinstance(folded.message, m.DecisionsMade | m.ClockMessage):
+                self._unreported.clear()  # a scheduler led after they had come
+                if isinstance(folded.message, m.Ticked):
+                    self._last_tick_s = self._last_read_s
             elif isinstance(folded.message, m.ActionsSubmitted):
                 self._payloads.stored(message, folded.message, self.state.actions)
             elif isinstance(folded.message, m.ActionsFinished):
@@ -211,12 +236,12 @@ class SchedulerService:
             elif isinstance(folded.message, m.ExecutorJoined) and self.leading.is_set():
                 assert folded.address is not None
                 self._spawn(self._make_consumer(folded.message.incarnation, folded.address.first, message.seq))
-            elif isinstance(folded.message, m.Ticked):
-                self._last_tick_s = self._last_read_s
 
     def _report(self, message: StoredMessage, folded: Folded) -> None:
         if not self.leading.is_set():
-            return  # it was reported when it came
+            if len(self._unreported) < UNREPORTED_MAX:
+                self._unreported.append((message, folded))
+            return
         log.warning("sequence %d on %s skipped: %s", message.seq, message.subject, folded.skipped)
         letter = m.DeadLetter(
             origin_seq=message.seq,
@@ -311,9 +336,12 @@ class SchedulerService:
 
     def _on_heartbeat(self, delivery: Delivery) -> None:
         try:
-            self._heard_s[m.decode_heartbeat(delivery.data).incarnation] = time.monotonic()
+            incarnation = m.decode_heartbeat(delivery.data).incarnation
         except m.MALFORMED as error:
             log.warning("heartbeat on %s dropped: %s", delivery.subject, error)
+            return
+        if incarnation in self.state.incarnations:
+            self._heard_s[incarnation] = time.monotonic()
 
     async def _silent(self) -> list[tuple[str, bytes]]:
         """Losses to write, once a second. What a lost incarnation holds stays held until somebody proves it dead, so a loss
