@@ -191,9 +191,7 @@ class ExecutorCore:
 
     @staticmethod
     def _return(start: m.Start, number: int, reason: str) -> Return:
-        item = m.Returned(
-            task=start.task, client=start.client, n=start.n, attempt=start.attempt, number=number, reason=reason
-        )
+        item = m.Returned(task=start.task, client=start.client, n=start.n, attempt=start.attempt, number=number, reason=reason)
         return Return(item)
 
     @staticmethod

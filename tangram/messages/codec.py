@@ -130,9 +130,7 @@ def nonce_of(spec: bytes) -> bytes:
         return bytes(limits.NONCE_BYTES)
 
 
-_KNOWN_TYPES: Final = frozenset(
-    kind.__name__ for kind in (*Event.__subclasses__(), *Payload.__subclasses__(), *get_args(Item))
-)
+_KNOWN_TYPES: Final = frozenset(kind.__name__ for kind in (*Event.__subclasses__(), *Payload.__subclasses__(), *get_args(Item)))
 """Also those that have no place in the log: an answer that was sent there is no newer version's."""
 _KNOWN_OUTCOMES: Final = frozenset(Outcome)
 _OUTCOME_NAME: Final = re.compile(r"[a-z]+(_[a-z]+)*")

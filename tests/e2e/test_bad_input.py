@@ -4,7 +4,10 @@ answered, the rest is kept as dead letters, and everything goes on in the same p
 import asyncio
 import resource
 import secrets
+import signal
+import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -13,13 +16,13 @@ import pytest_asyncio
 import tangram
 from tangram import Outcome, limits, subjects
 from tangram import messages as m
-from tangram.broker import Broker, BrokerTimeout, Delivery, StoredMessage, read_log, stream_state
+from tangram.broker import Broker, BrokerTimeout, Delivery, EmbeddedServer, StoredMessage, read_log, stream_state
 from tangram.local import LocalStack
 from tangram.scheduler.fold import Record, step
 from tangram.scheduler.state import State
 from tests.messages.golden_values import golden
 
-from .conftest import eventually, whole_log
+from .conftest import eventually, processes_with, whole_log
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -123,7 +126,10 @@ async def test_a_body_that_disagrees_with_its_subject_does_nothing(
         if stored.subject == subjects.executors("cpu-1")
         and isinstance(message := _decoded(stored), m.ExecutorJoined)
     )  # fmt: skip
-    for said in (m.ExecutorLeft(incarnation=joined.incarnation, k=1 << 40), m.ExecutorDraining(incarnation=joined.incarnation, k=1 << 41)):
+    for said in (
+        m.ExecutorLeft(incarnation=joined.incarnation, k=1 << 40),
+        m.ExecutorDraining(incarnation=joined.incarnation, k=1 << 41),
+    ):
         await rogue.publish(subjects.executors("somebody-else"), m.encode(said))
     n = max(client._ledger.open)
     result = m.encode(m.Result(nonce=b"not mine", outcome=Outcome.FAILED))
@@ -173,7 +179,11 @@ async def test_a_bad_item_is_rejected_with_its_field_and_its_neighbours_run(rogu
     ids = list(range(1, len(items) + 1))
     pack = msgspec.msgpack.encode
     submitted = m.ActionsSubmitted(
-        client=name, born=answer.through_seq, ids=ids, specs=[pack(s) for s, _, _ in items], payloads=[pack(p) for _, p, _ in items]
+        client=name,
+        born=answer.through_seq,
+        ids=ids,
+        specs=[pack(s) for s, _, _ in items],
+        payloads=[pack(p) for _, p, _ in items],
     )
     await rogue.publish(subjects.actions("cpu", "raw"), m.encode(submitted))
     await eventually("all are answered", lambda: outcomes.keys() == set(ids), within_s=30)
@@ -228,6 +238,27 @@ async def test_a_scheduler_full_of_questions_still_greets(rogue: Broker, stack: 
         assert (await late.noop()).ok
 
 
+async def test_a_client_asks_again_when_its_greeting_is_lost_or_answered_with_nonsense(tmp_path: Path) -> None:
+    server = await asyncio.to_thread(EmbeddedServer.start, tmp_path / "broker")
+    try:
+        broker = await Broker.connect(server.url, name="test answers")
+        questions: list[Delivery] = []
+
+        def on_ask(delivery: Delivery) -> None:
+            questions.append(delivery)
+            if len(questions) == 2:
+                broker.send_soon(delivery.reply, b"\xc1")
+            elif len(questions) > 2:
+                broker.send_soon(delivery.reply, m.encode(m.Answer(through_seq=1)))
+
+        await broker.subscribe("tangram.ask.*.*", on_ask)
+        async with tangram.Client(server.url, task="t", connect_timeout=20):
+            assert len(questions) == 3
+        await broker.close()
+    finally:
+        await asyncio.to_thread(server.stop)
+
+
 async def test_forged_results_are_ignored(rogue: Broker, client: tangram.Client) -> None:
     running = asyncio.ensure_future(client.run("sleep 0.5; echo true"))
     await eventually("it is submitted", lambda: client.open_actions == 1)
@@ -242,7 +273,9 @@ async def test_forged_results_are_ignored(rogue: Broker, client: tangram.Client)
             rogue.send_soon(subject, body, headers={**log, "Nats-Sequence": "9" * 18, "Nats-Last-Sequence": "0"})
             rogue.send_soon(subject, body, headers={**log, "Nats-Sequence": "1", "Nats-Last-Sequence": "9" * 5_000})
             rogue.send_soon(subject, body, headers={**log, "Nats-Sequence": "²", "Nats-Last-Sequence": "-1"})
-            rogue.send_soon(subject, body, headers={**log, "Nats-Stream": "OTHER", "Nats-Sequence": "1", "Nats-Last-Sequence": "0"})
+            rogue.send_soon(
+                subject, body, headers={**log, "Nats-Stream": "OTHER", "Nats-Sequence": "1", "Nats-Last-Sequence": "0"}
+            )
     assert (await running).stdout == b"true\n"
     assert (await client.run("echo again")).stdout == b"again\n"
 
@@ -256,7 +289,8 @@ async def test_forged_output_does_not_change_the_result(rogue: Broker, client: t
     subject = subjects.output(client.task, client.name)
     for body in BODIES.values():
         rogue.send_soon(subject, body)
-    for chunk in (m.OutputChunk(n=n, stream="stdout", offset=1 << 60, data=b"late"), m.OutputChunk(n=1 << 60, stream="stdout", data=b"none")):
+    late = m.OutputChunk(n=n, stream="stdout", offset=1 << 60, data=b"late")
+    for chunk in (late, m.OutputChunk(n=1 << 60, stream="stdout", data=b"none")):
         rogue.send_soon(subject, m.encode(chunk))
     assert (await running).stdout == b"real\n"
     assert b"late" not in seen
@@ -284,21 +318,77 @@ async def test_an_executor_without_descriptors_gives_back_what_it_cannot_begin(s
         await (await box).close()
 
 
+# --- a producer that is there and says nothing ------------------------------------------------------------------
+
+SILENT = """
+import asyncio, sys, tangram
+async def main():
+    async with tangram.Client(sys.argv[1], task="silent") as client:
+        box = await client.open_session(idle_ttl=3)
+        print((await box.run("nohup sleep 7654.5 >/dev/null 2>&1 & echo open")).text, flush=True)
+        await asyncio.Event().wait()
+asyncio.run(main())
+"""
+
+
+async def test_a_client_that_hangs_holds_its_session_no_longer_than_it_said(stack: LocalStack) -> None:
+    """Its connection stays open, half or whole: nothing depends on that."""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", SILENT, stack.url, stdout=asyncio.subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        assert await asyncio.wait_for(process.stdout.readline(), 30) == b"open\n"
+        await eventually("it lives on", lambda: processes_with("sleep\0007654.5"))
+        process.send_signal(signal.SIGSTOP)
+        await eventually("what it left running is gone", lambda: not processes_with("sleep\0007654.5"), within_s=20)
+    finally:
+        process.kill()
+        await process.wait()
+
+
 # --- much of it --------------------------------------------------------------------------------------------------
 
 
-async def test_a_flood_is_answered_to_the_last(stack: LocalStack) -> None:
-    """More at once than a client may have open: what is too much is refused or waits at its caller, and nothing is lost."""
-    async with tangram.Client(stack.url, task="flood") as client:
-        results = await asyncio.gather(*(client.noop(units=0.1) for _ in range(3_000)))
-    assert {result.outcome for result in results} == {Outcome.OK}
-    assert len({result.id for result in results}) == 3_000
+async def test_a_flood_is_answered_to_the_last(tmp_path: Path) -> None:
+    """What is too much is refused with a time to come back, nothing is lost, and nobody's memory grows with it."""
+    async with (
+        LocalStack(tmp_path, settings={"pending_max": 200}) as stack,
+        tangram.Client(stack.url, task="flood") as client,
+    ):
+        results = await asyncio.gather(*(client.noop(units=0.1) for _ in range(5_000)))
+        assert stack.scheduler is not None
+        assert resident_mib(stack.scheduler.pid) < 200
+        assert (await client.run("true")).ok
+    assert len({result.id for result in results}) == 5_000
+    refused = {(result.outcome, result.reason, result.retry_after_s) for result in results if not result.ok}
+    assert refused == {(Outcome.REJECTED, "over_limit", limits.RETRY_AFTER_MS / 1e3)}
+    assert any(result.ok for result in results)
+
+
+def resident_mib(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize() >> 20
+
+
+async def test_an_outage_is_a_few_lines_in_each_log(tmp_path: Path) -> None:
+    async with LocalStack(tmp_path) as stack, tangram.Client(stack.url, task="outage") as client:
+        assert (await client.run("true")).ok
+        roles = [role for role in (stack.scheduler, *stack.executors) if role is not None]
+        before = [len(role.log.read_text().splitlines()) for role in roles]
+        assert stack.server is not None
+        await asyncio.to_thread(stack.server.kill)
+        await asyncio.sleep(4)  # the outage itself, not a wait for something
+        await asyncio.to_thread(stack.server.restart)
+        async with asyncio.timeout(30):
+            assert (await client.run("true")).ok
+        said = [role.log.read_text().splitlines()[count:] for role, count in zip(roles, before, strict=True)]
+    assert all(0 < len(lines) <= 6 for lines in said), "\n".join(line for lines in said for line in lines)
 
 
 async def test_the_log_of_all_this_folds(stack: LocalStack) -> None:
     """What was bad is skipped by every fold in the same way, and nothing of it broke one."""
     state = State()
-    skipped = [step(state, Record(each.seq, each.stamp_ns, each.subject, each.data)).skipped for each in await whole_log(stack.url)]
+    skipped = [
+        step(state, Record(each.seq, each.stamp_ns, each.subject, each.data)).skipped for each in await whole_log(stack.url)
+    ]
     assert any(skipped)
     assert not [why for why in skipped if why.startswith("broken")]
     assert not state.actions

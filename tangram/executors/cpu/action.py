@@ -20,7 +20,6 @@ from tangram.executors.cpu.supervise import Program, now_ns
 from tangram.messages import Output, Run
 from tangram.outcomes import ErrorReason, Outcome, RejectReason
 
-
 SCARCE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN})
 """The host has no descriptors, or no processes, left just now."""
 
