@@ -231,6 +231,16 @@ async def test_an_answer_goes_to_an_inbox_and_nowhere_else(rogue: Broker, client
     assert (await stream_state(rogue, subjects.STREAM)).first_seq == before.first_seq
 
 
+async def test_an_acknowledgement_that_the_broker_writes_into_the_log_is_a_dead_letter(rogue: Broker) -> None:
+    """Whoever publishes says where it is acknowledged, and the broker may write everywhere, on the leader's subject too."""
+    before = await stream_state(rogue, subjects.STREAM)
+    rogue.send_soon(subjects.cancels("test"), b"", reply=subjects.LEADER)
+    async with asyncio.timeout(20):
+        while not [letter for letter in (await letters(rogue)).values() if letter.data.startswith(b'{"stream"')]:
+            await asyncio.sleep(0.05)
+    assert (await stream_state(rogue, subjects.STREAM)).last_seq > before.last_seq
+
+
 async def test_a_scheduler_full_of_questions_still_greets(rogue: Broker, stack: LocalStack) -> None:
     """Questions about what it has not read yet wait; there can be any number of those, and of who asks them."""
     for index in range(limits.ASKS_WAITING_MAX + 500):
