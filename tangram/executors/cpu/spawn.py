@@ -54,7 +54,7 @@ def gate(entries: Sequence[Path]) -> str:
 def check_descriptors() -> None:
     """Raises OSError while there are too few to start a program, and to end those that run: what cannot be read for want of a
     descriptor looks as if it were not there."""
-    fd = os.dup(2)  # the lowest that is free
+    fd = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)  # the lowest that is free
     os.close(fd)
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if fd >= most - limits.DESCRIPTORS_RESERVED:
