@@ -86,6 +86,8 @@ KEYS_PER_CLIENT_MAX: Final = 65_536
 CLIENT_SEEN_WIDTH_MAX: Final = 65_536
 """Ids a client may have above its `done_below`; bounds the memory that one client costs the core."""
 ATTEMPTS_MAX: Final = 3
+MODELS_MAX: Final = 10_000
+"""Elasticity models, about 2 KB each; kinds are named by users, who might name them all differently."""
 CANDIDATES_MAX: Final = 2_048
 """Actions one pass considers: the paper's largest batch."""
 RESOURCES_PER_ACTION_MAX: Final = 8
