@@ -67,6 +67,9 @@ TICK_NS: Final = 1_000_000_000
 TIMER_GRAIN_NS: Final = 50_000_000
 """Timers fall due in steps of this size, so that they cost at most 20 ticks a second."""
 KILL_BUDGET_MS: Final = 5_000
+PROCESSES_MAX: Final = 4_096
+"""Processes and threads of a session: more than any build or test run needs, and well below the 32,768 that small hosts have
+in all, so that a fork bomb leaves its neighbours some."""
 BACKSTOP_GRACE_MS: Final = 30_000 + 2 * BLOB_MS_MAX
 """After time-out + kill budget + this, an action without an answer is `lost`. Its payload and its output may be blobs."""
 STARTUP_MS_MAX: Final = 600_000

@@ -2,7 +2,7 @@
 
 from tangram import limits, subjects
 from tangram import messages as m
-from tangram.broker import Broker, StoredMessage, read_log
+from tangram.broker import Broker, StoredMessage, next_stored, read_log
 from tangram.scheduler.fold_clients import has_seen, next_n
 from tangram.scheduler.recall import find_outcomes
 from tangram.scheduler.state import ActionId, State
@@ -62,6 +62,12 @@ async def _completions(
     seq = from_seq
     while seq <= through_seq:
         messages = await read_log(broker, subjects.STREAM, seq, subject=subject, batch=64, max_bytes=limits.ENVELOPE_BYTES_MAX)
+        if not messages:
+            # A replica that lags knows less than we have read: only the leader's word is the end.
+            following = await next_stored(broker, subjects.STREAM, seq, subject=subject)
+            if following is None:
+                break
+            messages = [following]
         for message in messages:
             if message.seq > through_seq:
                 return found, through_seq
@@ -71,8 +77,6 @@ async def _completions(
                 return found, message.seq - 1
             found.append((message.seq, message.data))
             total += len(message.data)
-        if not messages:
-            break
         seq = messages[-1].seq + 1
     return found, through_seq
 
