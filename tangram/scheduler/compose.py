@@ -108,7 +108,7 @@ def _decisions(state: State, window: Window, items: dict[str, list[m.Item]], siz
             total += size
         chunks.append((holder, number, of_incarnation[start:]))
     chunks += [(state.incarnations[incarnation], number, []) for incarnation, number in state.owed.fillers]
-    evicted: list[tuple[str, str, int]] = [tuple(action) for action in window.evicted[:_EVICTED_MAX]]
+    evicted: list[tuple[str, str, int]] = [(a.task, a.client, a.n) for a in window.evicted[:_EVICTED_MAX]]
     note = m.WindowNote(policy=window.policy, count=len(chunks), evicted=evicted, fallback=window.fallback)
     return [
         Outgoing(

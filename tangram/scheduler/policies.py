@@ -14,22 +14,22 @@ from tangram.scheduler.state import Action, Host, Incarnation, State
 @dataclass(frozen=True, slots=True)
 class Policy:
     """rule: how the candidates of a host share its cores; None: each has its minimum. reserves: a session holds `static_units`
-    cores from open to close, and its actions run on them, as pods do. fixed: an elastic action has `fixed_units`, or the
-    nearest amount it may have."""
+    cores from open to close, and its actions run on them, as pods do. learns: sizes of which little is known are tried when
+    cores idle."""
 
     name: str
     rule: sizing.Rule | None = None
     reserves: bool = False
-    fixed: bool = False
+    learns: bool = False
 
 
 POLICIES: Final = {
     policy.name: policy
     for policy in (
-        Policy("tangram", rule=sizing.priced),
+        Policy("tangram", rule=sizing.priced, learns=True),
         Policy("paper", rule=sizing.paper),
         Policy("marginal-gain", rule=sizing.marginal),
-        Policy("fixed-units", fixed=True),
+        Policy("fixed-units", rule=sizing.fixed),
         Policy("static-trajectory", reserves=True),
         Policy("fcfs-minimum"),
     )
@@ -73,15 +73,6 @@ def legal_units(demand: Demand) -> Sequence[int]:
     return range(demand.low // MILLI, max(demand.low, demand.high) // MILLI + 1) if demand.low >= MILLI else ()
 
 
-def _fixed(state: State, cost: dict[str, Demand]) -> dict[str, Demand]:
-    demand = cost.get("cpu")
-    if demand is None or demand.high <= demand.low:
-        return cost
-    wanted = setting(state, "fixed_units")
-    units = min(legal_units(demand), key=lambda size: (abs(size - wanted), size))
-    return {**cost, "cpu": Demand(low=units * MILLI)}
-
-
 def charge(state: State, action: Action) -> dict[str, Demand]:
     """What starting this action would be charged, by resource: its cost, changed by reservations."""
     cost = action.spec.cost
@@ -89,7 +80,7 @@ def charge(state: State, action: Action) -> dict[str, Demand]:
         return {name: demand for name, demand in cost.items() if name != "cpu"} if "cpu" in cost else cost
     if action.opens is not None and POLICIES[state.policy].reserves:
         return {**cost, "cpu": Demand(low=setting(state, "static_units") * MILLI)}
-    return _fixed(state, cost) if POLICIES[state.policy].fixed else cost
+    return cost
 
 
 def size_of(host: Host, holder: Incarnation, name: str) -> int:

@@ -3,10 +3,10 @@
 A rule is given the candidates that would all fit at their minimum, in arrival order, and says how many units each gets;
 0 units for the last ones of them: they are evicted, that is left in the queue for the good of the others.
 
-Three rules: `marginal` (spare units by marginal gain, nobody evicted), `paper` (ARL-Tangram, arXiv 2603.13019: marginal gain,
-and the last candidate is evicted as long as the objective improves), and `priced`: a unit has a shadow price, the waiting that
-a core-second taken now causes to others, and each candidate takes the size at which its own time and the price of what it uses
-are least together. Only + - * / and sqrt, in a fixed order.
+Rules: `fixed` (each the same), `marginal` (spare units by marginal gain, nobody evicted), `paper` (ARL-Tangram, arXiv 2603.13019:
+marginal gain, and the last candidate is evicted as long as the objective improves), and `priced`: a unit has a shadow price, the
+waiting that a core-second taken now causes to others, and each candidate takes the size at which its own time and the price of
+what it uses are least together. Only + - * / and sqrt, in a fixed order.
 """
 
 import heapq
@@ -49,11 +49,29 @@ class View:
     thinking: int
     utilisation: float
     releases: list[tuple[float, int]]
+    fixed: int = 1
+    """The setting `fixed_units`."""
+    wide_waits: bool = False
+    """An action waits here for more cores than are free: extras would only make it wait longer."""
     waited_us: float = 0.0
     """By the first candidate, since it became ready."""
 
 
 Rule = Callable[[View, list[Candidate]], list[int]]
+
+
+def fixed(view: View, candidates: list[Candidate]) -> list[int]:
+    """Each starts on the same number of units, or the nearest it may have here, or waits for them."""
+    found: list[int] = []
+    free = view.free
+    for candidate in candidates:
+        possible = [size for size in candidate.sizes if size <= view.cores]
+        size = min(possible, key=lambda amount: (abs(amount - view.fixed), amount))
+        if size > free:
+            break
+        found.append(size)
+        free -= size
+    return found + [0] * (len(candidates) - len(found))
 
 
 def marginal(view: View, candidates: list[Candidate]) -> list[int]:
@@ -62,6 +80,8 @@ def marginal(view: View, candidates: list[Candidate]) -> list[int]:
 
 
 def _from_minimum(view: View, candidates: list[Candidate]) -> list[int]:
+    if view.wide_waits:
+        return [candidate.sizes[0] for candidate in candidates]
     spare = view.free - sum(candidate.sizes[0] for candidate in candidates)
     sizes = [candidate.sizes for candidate in candidates]
     return by_marginal_gain(sizes, lambda i, m: candidates[i].curve.at(m), lambda _: spare)
@@ -69,6 +89,8 @@ def _from_minimum(view: View, candidates: list[Candidate]) -> list[int]:
 
 def paper(view: View, candidates: list[Candidate]) -> list[int]:
     """Evicts the last candidate while the sum of completion times, with an estimate for all that is left, falls."""
+    if view.wide_waits:
+        return _from_minimum(view, candidates)
     best: list[int] | None = None
     least = 0.0
     for count in range(len(candidates), 0, -1):
@@ -165,6 +187,8 @@ def best_size(candidate: Candidate, price: float, most: int) -> int:
 
 def priced(view: View, candidates: list[Candidate]) -> list[int]:
     """Each takes its size at the price; if they do not all fit at that, the last ones wait, as long as that is better."""
+    if view.wide_waits:
+        return _from_minimum(view, candidates)
     prices = Prices(view, len(candidates))
     for _ in range(2):  # what the candidates take makes the future dearer, which makes them take less
         units = _sizes(candidates, prices.at(len(candidates)), view.free)

@@ -18,7 +18,7 @@ from tangram.messages import Demand
 from tangram.scheduler.cores import MILLI, CorePool
 from tangram.scheduler.elasticity import Curve, declared, learnt, size_to_try
 from tangram.scheduler.load import utilisation
-from tangram.scheduler.policies import POLICIES, charge, could_fit, legal_units, prior_of, setting
+from tangram.scheduler.policies import POLICIES, Policy, charge, could_fit, legal_units, prior_of, setting
 from tangram.scheduler.ready import Order
 from tangram.scheduler.sizing import Candidate, Rule, View
 from tangram.scheduler.state import Action, ActionId, Host, HostKey, Incarnation, State
@@ -72,7 +72,7 @@ def plan(state: State, policy: str | None = None) -> Window:
     pass_ = _Pass(state)
     pass_.candidates()
     if chosen.rule is not None:
-        pass_.size(chosen.rule)
+        pass_.size(chosen, chosen.rule)
     pass_.predict()
     return Window(
         number=state.window + 1,
@@ -260,7 +260,7 @@ class _Pass:
 
     # --- step 2 ---
 
-    def size(self, rule: Rule) -> None:
+    def size(self, chosen: Policy, rule: Rule) -> None:
         """On each host: how many units each candidate gets, and which of the last ones are left for later after all."""
         groups: dict[tuple[HostKey, int], list[int]] = {}
         for index, decision in enumerate(self.decisions):
@@ -273,11 +273,12 @@ class _Pass:
             if not any(len(each.sizes) > 1 for each in candidates):
                 continue
             room = self.rooms[key]
+            wide = "cpu" in room.blocked and room.pool.free(mask) > 0
             for each in members:  # all anew, so that each has its cores together
                 room.pool.give(each.cores, each.amounts["cpu"])
-            view = self._view(room, members, mask)
+            view = self._view(room, members, mask, wide)
             units = rule(view, candidates)
-            if len(members) == 1 and not view.behind and view.utilisation < IDLE:
+            if chosen.learns and len(members) == 1 and not (view.behind or wide) and view.utilisation < IDLE:
                 units = [self._try_out(members[0].action, candidates[0], view.free) or units[0]]
             for index, decision, amount in zip(group, members, units, strict=True):
                 if amount:
@@ -311,7 +312,7 @@ class _Pass:
             return None
         return size_to_try(model, candidate.sizes, free)
 
-    def _view(self, room: _Room, members: list[Decision], mask: int) -> View:
+    def _view(self, room: _Room, members: list[Decision], mask: int, wide: bool) -> View:
         state, host = self.state, room.host
         bound, unbound = self._queued()
         in_session = others = 0
@@ -340,6 +341,8 @@ class _Pass:
             thinking=thinking,
             utilisation=utilisation(host, state.now_ns),
             releases=releases,
+            fixed=setting(state, "fixed_units"),
+            wide_waits=wide,
             waited_us=(state.now_ns - members[0].action.ready_ns) / 1_000,
         )
 
