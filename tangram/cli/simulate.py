@@ -39,11 +39,12 @@ def add_to(commands: "Commands") -> None:
 
 def _add_source(command: argparse.ArgumentParser) -> None:
     from tangram.scheduler.policies import POLICIES, SETTINGS
+    from tangram.simulation.workloads import WORKLOADS
 
     command.add_argument("trace", nargs="?", type=Path, metavar="TRACE", help="JSON lines, one action a line")
     command.add_argument(
         "--workload",
-        choices=["coding"],
+        choices=list(WORKLOADS),
         help="made from a seed instead; there is none that needs GPUs or quotas, as the scheduler has no such resources yet",
     )
     command.add_argument("--trajectories", type=common.positive, metavar="N", help="of the workload")
@@ -113,13 +114,16 @@ def _simulate(given: argparse.Namespace) -> int:
 
     from tangram.simulation import pool, report
 
+    out: Path | None = given.actions_out
+    if out is not None and (out.is_dir() or not out.parent.is_dir()):
+        raise ConfigError(f"--actions-out {out}: must be a file in a folder that exists")
     setup = _setup(given)
     machines = pool.parse(given.pool)
     trajectories = _trajectories(given)
     simulation = _run(trajectories, machines, setup)
     columns = {given.policy: report.figures(simulation)}
-    if given.actions_out is not None:
-        report.write_actions(simulation.done, given.actions_out)
+    if out is not None:
+        report.write_actions(simulation.done, out)
     if given.oracle:
         columns["oracle"] = report.figures(_run(trajectories, machines, replace(setup, oracle=True)))
     if given.json:
@@ -130,7 +134,7 @@ def _simulate(given: argparse.Namespace) -> int:
         return 0
     print(f"{len(trajectories)} trajectories on {sum(each.cores for each in machines):,} cores of {len(machines)} hosts")
     if given.assume is not None:
-        print(f"assumed: {given.assume}")
+        print(f"how kinds scale is assumed: {given.assume}")
     for line in report.lines(columns):
         print(line)
     return 0

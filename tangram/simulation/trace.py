@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -23,6 +23,7 @@ Think = Annotated[float, Meta(ge=0, le=limits.DEADLINE_MS_MAX / 1_000)]
 Units = Annotated[int, Meta(ge=1, le=limits.CORE_ID_MAX + 1)]
 Part = Annotated[float, Meta(ge=0, le=1)]
 Number = Annotated[int, Meta(ge=0, le=1 << 62)]
+D = TypeVar("D")
 T = TypeVar("T")
 
 
@@ -72,7 +73,10 @@ _rows = msgspec.json.Decoder(Row).decode
 def load_assumptions(path: Path) -> Assumptions:
     """kind -> Assumption, from TOML or (by its ending) JSON. Raises ConfigError."""
     decode = msgspec.json.decode if path.suffix == ".json" else msgspec.toml.decode
-    return decode_file(path, lambda data: decode(data, type=Assumptions))
+    table = decode_file(path, lambda data: decode(data, type=dict[str, Any]))
+    return {
+        kind: _decode(f"{path}: {kind}", says, lambda says: msgspec.convert(says, Assumption)) for kind, says in table.items()
+    }
 
 
 def decode_file(path: Path, decode: Callable[[bytes], T]) -> T:
@@ -164,7 +168,7 @@ def _read(path: Path) -> bytes:
         raise ConfigError(f"{path}: {error.strerror}") from None
 
 
-def _decode(where: str, data: bytes, decode: Callable[[bytes], T]) -> T:
+def _decode(where: str, data: D, decode: Callable[[D], T]) -> T:
     """msgspec says "... - at `$.field`"; here the field comes first, as everywhere."""
     try:
         return decode(data)

@@ -68,16 +68,16 @@ class Coding:
 
     def trajectories(self, count: int, seed: int) -> list[Trajectory]:
         """Each trajectory's draws depend on the seed and its number alone. All start at 0."""
-        weights = [each.weight for each in self.classes]
+        weights, scale = [each.weight for each in self.classes], self.scale
         found = []
         for number in range(count):
             random = Random(f"{seed}/{number}")
             drawn = [*random.choices(self.classes, weights, k=self.actions - 1), self.reward]
-            found.append(Trajectory(number, "coding", 0, [self._work(random, each) for each in drawn]))
+            found.append(Trajectory(number, "coding", 0, [self._work(random, each, scale) for each in drawn]))
         return found
 
-    def _work(self, random: Random, drawn: Class) -> Work:
-        duration_ns = round(_lognormal(random, drawn.relative_s * self.scale, drawn.cv) * SECOND_NS)
+    def _work(self, random: Random, drawn: Class, scale: float) -> Work:
+        duration_ns = round(_lognormal(random, drawn.relative_s * scale, drawn.cv) * SECOND_NS)
         return Work(
             kind=drawn.kind,
             think_ns=round(_lognormal(random, self.mean_think_s, self.think_cv) * SECOND_NS),
