@@ -131,3 +131,9 @@ PAYLOAD_CACHE_BYTES: Final = 128 * 1024 * 1024
 ACK_WAIT_S: Final = 2.0
 CONSUMER_ACK_PENDING_MAX: Final = 100_000
 HEARTBEAT_S: Final = 1.0
+
+# --- simulation ------------------------------------------------------------------------------------------------
+SIMULATED_HOSTS_MAX: Final = 4_096
+"""A pass looks at every host; a digit too many in --pool must not look like a hang."""
+SIMULATED_IDLE_TICKS_MAX: Final = 60
+"""Seconds of virtual time in which the scheduler may leave actions waiting while nothing runs and nothing is to come."""
