@@ -212,7 +212,11 @@ class Collector:
                     attempt.finished_ns = state.now_ns
                     _take(attempt, result)
                     self.timeline.attempts.append(attempt)
-                elif not message.incarnation:  # the leader's ruling counts, whatever the executor may still say
+                elif key in held and held[key][1] is not attempt:  # an attempt that was given up had it after all
+                    _take(held[key][1], result)
+                elif (
+                    not message.incarnation or attempt.outcome == RETURNED
+                ):  # a ruling counts, whatever the executor may still say
                     attempt.outcome, attempt.reason = result.outcome, result.reason
                     attempt.detail = result.detail or attempt.detail
 

@@ -191,17 +191,17 @@ def priced(view: View, candidates: list[Candidate]) -> list[int]:
         return _from_minimum(view, candidates)
     prices = Prices(view, len(candidates))
     for _ in range(2):  # what the candidates take makes the future dearer, which makes them take less
-        units = _sizes(candidates, prices.at(len(candidates)), view.free)
+        units = _sizes(candidates, prices.at(len(candidates)), view.cores)
         if sum(units) > view.free:
             break
         prices.expect_free(view.free - sum(units))
-    units = _sizes(candidates, prices.at(len(candidates)), view.free)
+    units = _sizes(candidates, prices.at(len(candidates)), view.cores)
     if sum(units) <= view.free:
         return units
     low, high = 0, len(candidates) - 1
     while low < high:  # the largest prefix that fits at the price with it started
         middle = (low + high + 1) // 2
-        if sum(_sizes(candidates[:middle], prices.at(middle), view.free)) <= view.free:
+        if sum(_sizes(candidates[:middle], prices.at(middle), view.cores)) <= view.free:
             low = middle
         else:
             high = middle - 1
@@ -234,7 +234,7 @@ def _sizes(candidates: list[Candidate], price: float, most: int) -> list[int]:
 
 def _filled(view: View, candidates: list[Candidate], prices: Prices, count: int) -> list[int]:
     """Sizes at the price if they fit, else from the minimum up by marginal gain."""
-    units = _sizes(candidates, prices.at(count), view.free)
+    units = _sizes(candidates, prices.at(count), view.cores)
     return units if sum(units) <= view.free else _from_minimum(view, candidates)
 
 
