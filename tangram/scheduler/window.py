@@ -94,6 +94,8 @@ class _Pass:
         self.kinds: dict[tuple[object, ...], Candidate] = {}
         self.queued: tuple[dict[HostKey, int], int] | None = None
         self.takers: dict[str, list[Incarnation]] = {}
+        self.ranked: dict[tuple[str, bool], list[tuple[tuple[int, ...], int]]] = {}
+        """Heaps of (score, index among the takers) by kind, and whether for openings."""
         self.waiting: dict[tuple[object, ...], bool] = {}
         """What `_try` returned for one-shot actions that wait; one that asks for the same cannot have it either."""
         self.prior = prior_of(state)
@@ -136,25 +138,44 @@ class _Pass:
         if alike in self.waiting:
             return self.waiting[alike]
         takers = self._takers(action.key)
-        holder = self._choose(action, cost, self._preferred(action, cost, takers) if action.avoid else takers)
+        if action.avoid:
+            holder = self._best_of(action, cost, self._preferred(action, cost, takers))
+        else:
+            holder = self._choose(action, cost, takers)
         if holder is not None:
             self._start(action, holder, cost)
             return True
         return self._wait(action, cost, takers)
 
-    def _choose(self, action: Action, cost: dict[str, Demand], holders: list[Incarnation]) -> Incarnation | None:
-        """The best of those that have room now; the earlier one between equals."""
-        best: tuple[int, ...] | None = None
+    def _choose(self, action: Action, cost: dict[str, Demand], takers: list[Incarnation]) -> Incarnation | None:
+        """The best of those that have room now; the earlier one between equals. A start only makes its own host worse, so of a
+        heap by score what comes first, and has not become worse meanwhile, is the best."""
+        key = (action.key, action.opens is not None)
+        heap = self.ranked.get(key)
+        if heap is None:
+            heap = [(self._score(action, self._room(each.host), each), index) for index, each in enumerate(takers)]
+            heapq.heapify(heap)
+            self.ranked[key] = heap
+        aside: list[tuple[tuple[int, ...], int]] = []
         chosen: Incarnation | None = None
-        for holder in holders:
+        while heap and chosen is None:
+            score, index = heap[0]
+            holder = takers[index]
             room = self._room(holder.host)
-            if self._fits(room, holder, cost):
-                if len(holders) == 1:
-                    return holder
-                score = self._score(action, room, holder)
-                if best is None or score < best:
-                    best, chosen = score, holder
+            now = self._score(action, room, holder)
+            if now != score:
+                heapq.heapreplace(heap, (now, index))
+            elif self._fits(room, holder, cost):
+                chosen = holder
+            else:
+                aside.append(heapq.heappop(heap))
+        for entry in aside:
+            heapq.heappush(heap, entry)
         return chosen
+
+    def _best_of(self, action: Action, cost: dict[str, Demand], holders: list[Incarnation]) -> Incarnation | None:
+        fitting = [holder for holder in holders if self._fits(self._room(holder.host), holder, cost)]
+        return min(fitting, key=lambda holder: self._score(action, self._room(holder.host), holder), default=None)
 
     def _wait(self, action: Action, cost: dict[str, Demand], takers: list[Incarnation]) -> bool:
         """Holds back what a one-shot action waits for, on the hosts that could ever have it."""
