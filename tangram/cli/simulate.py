@@ -4,6 +4,7 @@ import argparse
 import json
 import math
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -104,7 +105,7 @@ def _setup(given: argparse.Namespace) -> "Setup":
 def _run(trajectories: "list[Trajectory]", pool: "list[Machine]", setup: "Setup") -> "Simulation":
     from tangram.simulation.driver import Simulation
 
-    simulation = Simulation(trajectories, pool, setup)
+    simulation = Simulation(trajectories, pool, setup, time.perf_counter_ns)
     simulation.run()
     return simulation
 
