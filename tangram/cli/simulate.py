@@ -133,7 +133,8 @@ def _simulate(given: argparse.Namespace) -> int:
             found["oracle"] = structs.asdict(columns["oracle"])
         print(json.dumps(found))
         return 0
-    print(f"{len(trajectories)} trajectories on {sum(each.cores for each in machines):,} cores of {len(machines)} hosts")
+    cores, hosts = sum(each.cores for each in machines), len(machines)
+    print(f"{len(trajectories):,} trajectories on {cores:,} cores of {hosts:,} host{'' if hosts == 1 else 's'}")
     if given.assume is not None:
         print(f"how kinds scale is assumed: {given.assume}")
     for line in report.lines(columns):
