@@ -18,8 +18,10 @@ from tangram.errors import (
     ClientClosed,
     ConfigError,
     InvalidRequest,
+    ResultGone,
     SessionError,
     TangramError,
+    UnknownAction,
 )
 from tangram.outcomes import Outcome
 from tangram.version import __version__
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from tangram.producers.client import Client
     from tangram.producers.result import Result
     from tangram.producers.session import Session
+    from tangram.producers.waiting import Waiting
 
 __all__ = [
     "AccessDenied",
@@ -45,9 +48,12 @@ __all__ = [
     "InvalidRequest",
     "Outcome",
     "Result",
+    "ResultGone",
     "Session",
     "SessionError",
     "TangramError",
+    "UnknownAction",
+    "Waiting",
     "__version__",
 ]
 
@@ -57,6 +63,7 @@ _LAZY = {
     "Client": "tangram.producers.client",
     "Result": "tangram.producers.result",
     "Session": "tangram.producers.session",
+    "Waiting": "tangram.producers.waiting",
 }
 
 

@@ -38,7 +38,16 @@ class SessionError(TangramError):
 
 
 class ClientClosed(TangramError):
-    """The client was closed while the action was open; the action itself goes on and can be read by its id."""
+    """The client was closed while the action was open; the action itself goes on and can be read by its id, unless the client
+    was made with `cancel_on_disconnect`."""
+
+
+class UnknownAction(TangramError):
+    """No action of this id, or with this key, was ever accepted from a client of this task and name."""
+
+
+class ResultGone(TangramError):
+    """The action has ended, and its outcome is no longer in the log."""
 
 
 class NewerVersion(TangramError):

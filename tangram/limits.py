@@ -67,6 +67,9 @@ TICK_NS: Final = 1_000_000_000
 TIMER_GRAIN_NS: Final = 50_000_000
 """Timers fall due in steps of this size, so that they cost at most 20 ticks a second."""
 KILL_BUDGET_MS: Final = 5_000
+PROCESSES_MAX: Final = 4_096
+"""Processes and threads of a session: more than any build or test run needs, and well below the 32,768 that small hosts have
+in all, so that a fork bomb leaves its neighbours some."""
 BACKSTOP_GRACE_MS: Final = 30_000 + 2 * BLOB_MS_MAX
 """After time-out + kill budget + this, an action without an answer is `lost`. Its payload and its output may be blobs."""
 STARTUP_MS_MAX: Final = 600_000
@@ -74,7 +77,15 @@ STARTUP_MS_MAX: Final = 600_000
 CLIENT_TTL_NS: Final = 24 * 3_600 * 1_000_000_000
 """A client without open actions is forgotten after this."""
 
+KEY_TTL_NS: Final = 3_600 * 1_000_000_000
+"""A caller's own key stands for its action so long after its end: longer than anybody retries."""
+
 # --- state -----------------------------------------------------------------------------------------------------
+NUMBER_MAX: Final = 1 << 62
+"""Of ids, sequences and other counters: far below where languages and formats differ."""
+KEY_LENGTH_MAX: Final = 200
+KEYS_PER_CLIENT_MAX: Final = 65_536
+"""Keys that one client may have in use; some 20 MB of the scheduler's memory."""
 CLIENT_SEEN_WIDTH_MAX: Final = 65_536
 """Ids a client may have above its `done_below`; bounds the memory that one client costs the core."""
 ATTEMPTS_MAX: Final = 3

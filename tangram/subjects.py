@@ -11,6 +11,8 @@ STREAM: Final = "TANGRAM"
 BLOBS: Final = "TANGRAM_BLOBS"
 LEADER: Final = "tangram.decisions.leader"
 CLOCK: Final = "tangram.decisions.clock"
+CLIENT_HEARTBEATS: Final = "tangram.heartbeats.*.*"
+"""Filter for those of all clients; an executor's have a token less."""
 ALL_BUT_LEADER: Final = (
     "tangram.actions.>", "tangram.cancels.>", "tangram.executors.>", "tangram.completions.>", "tangram.decisions.*.*", CLOCK,
 )  # fmt: skip
@@ -35,6 +37,11 @@ def token(name: object, field: str = "name") -> str:
 @lru_cache(maxsize=65_536)
 def actions(key: str, task: str) -> str:
     return f"tangram.actions.{token(key, 'key')}.{token(task, 'task')}"
+
+
+def actions_of(task: str) -> str:
+    """Filter for all submissions of one task, whatever their key resource."""
+    return f"tangram.actions.*.{token(task, 'task')}"
 
 
 def cancels(task: str) -> str:
@@ -77,6 +84,11 @@ def ask(task: str, client: str) -> str:
 
 def heartbeats(executor: str) -> str:
     return f"tangram.heartbeats.{token(executor, 'executor')}"
+
+
+def client_heartbeats(task: str, client: str) -> str:
+    """Of a client whose actions are to end with it; not stored."""
+    return f"tangram.heartbeats.{token(task, 'task')}.{token(client, 'client')}"
 
 
 def output(task: str, client: str) -> str:

@@ -2,7 +2,7 @@
 
 from tangram.broker.blobs import Blobs
 from tangram.broker.connection import Broker
-from tangram.broker.consumers import delete_consumer, ensure_consumer, read_up_to
+from tangram.broker.consumers import consumer_exists, delete_consumer, ensure_consumer, read_up_to
 from tangram.broker.declared import DeclarationError, StreamDeclaration, load_declared
 from tangram.broker.embedded import EmbeddedServer, EmbeddedServerError
 from tangram.broker.errors import (
@@ -80,6 +80,7 @@ __all__ = [
     "Subscription",
     "apply",
     "bytes_limit",
+    "consumer_exists",
     "delete_consumer",
     "diff",
     "ensure_consumer",

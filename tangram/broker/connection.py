@@ -21,6 +21,8 @@ OUTSTANDING_MAX: Final = 65_536
 PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
 """Publishes without an answer, and bytes not yet handed to the socket: beyond either, publishing is refused as Busy."""
 API_TIMEOUT_S: Final = 5.0
+_NO_LEADER: Final = frozenset({10008, 10118, 10119})
+"""Of a cluster, of a stream, of a consumer: "temporarily unavailable", "offline". Passes with the election."""
 
 Headers = Mapping[str, str]
 
@@ -184,11 +186,14 @@ class Broker:
             inbox.close()
 
     async def api(self, name: str, body: object = None, timeout_s: float = API_TIMEOUT_S) -> dict[str, Any]:
-        """Calls `$JS.API.<name>`. Raises ApiError if refused, else as `request` does."""
+        """Calls `$JS.API.<name>`. Raises ApiError if refused, BrokerUnavailable also while a cluster has no leader for what
+        is asked, else as `request` does."""
         data = b"" if body is None else msgspec.json.encode(body)
         raw = await self.request(f"$JS.API.{name}", data, timeout_s=timeout_s)
         answer = msgspec.json.decode(raw, type=dict[str, Any])
         error = answer.get("error")
+        if error is not None and error.get("err_code") in _NO_LEADER:
+            raise BrokerUnavailable(f"{name}: {error.get('description')} ({error['err_code']})")
         if error is not None:
             raise ApiError(error.get("err_code", 0), error.get("description", "refused"), status=error.get("code", 0))
         return answer

@@ -81,3 +81,14 @@ async def delete_consumer(broker: Broker, stream: str, name: str) -> bool:
             raise
         return False
     return True
+
+
+async def consumer_exists(broker: Broker, stream: str, name: str, *, timeout_s: float = 1.0) -> bool:
+    """Raises ApiError (no such stream), BrokerUnavailable (also while a cluster chooses who leads it), BrokerTimeout."""
+    try:
+        await broker.api(f"CONSUMER.INFO.{stream}.{name}", timeout_s=timeout_s)
+    except ApiError as error:
+        if error.code != _CONSUMER_NOT_FOUND:
+            raise
+        return False
+    return True

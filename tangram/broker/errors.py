@@ -53,8 +53,10 @@ WRONG_LAST_SEQUENCE = 10071
 """JSStreamWrongLastSequenceErrF: the expected last sequence (of the subject) is not the last."""
 _MESSAGE_TOO_LARGE = 10054
 """JSStreamMessageExceedsMaximumErr: over the stream's max_msg_size."""
-_BUSY = frozenset({10077, 10164, 10167})
-"""Store full (discard new); a conditional write is in process (transient); too many requests."""
+IN_PROCESS = 10164
+"""A conditional write is in process: what a replicated stream says to the next one."""
+_BUSY = frozenset({10077, IN_PROCESS, 10167})
+"""Store full (discard new); in process (transient); too many requests."""
 _STATUS_UNAVAILABLE, _STATUS_TOO_MANY = 503, 429
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from tangram.broker.connection import Broker
-from tangram.broker.errors import BrokerError, BrokerTimeout, BrokerUnavailable, Busy, NotLeader
+from tangram.broker.errors import IN_PROCESS, BrokerError, BrokerTimeout, BrokerUnavailable, Busy, NotLeader
 from tangram.broker.log import last_for
 from tangram.broker.wire import PubAck
 
@@ -133,6 +133,8 @@ class LeaderWriter:
                 raise error
             elif self._is_passing(error):
                 unknown = error
+                if isinstance(error, Busy) and error.code == IN_PROCESS:
+                    self._pipelined = False  # the stream has been given replicas since
             elif isinstance(error, NotLeader) or final is None:
                 final = error
         if final is not None:

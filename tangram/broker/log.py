@@ -98,9 +98,12 @@ async def last_for(broker: Broker, stream: str, subject: str, *, timeout_s: floa
     return await _get(broker, stream, {"last_by_subj": subject}, timeout_s)
 
 
-async def next_stored(broker: Broker, stream: str, seq: int, *, timeout_s: float = 5.0) -> StoredMessage | None:
-    """The first message at or after `seq`, asked of the stream's leader. None if there is none. Raises as `last_for`."""
-    return await _get(broker, stream, {"seq": seq, "next_by_subj": ">"}, timeout_s)
+async def next_stored(
+    broker: Broker, stream: str, seq: int, *, subject: str = ">", timeout_s: float = 5.0
+) -> StoredMessage | None:
+    """The first message at or after `seq` on `subject` (may have wildcards), asked of the stream's leader. None if there
+    is none. Raises as `last_for`."""
+    return await _get(broker, stream, {"seq": seq, "next_by_subj": subject}, timeout_s)
 
 
 async def stream_state(broker: Broker, stream: str) -> StreamState:

@@ -248,7 +248,7 @@ def _cgroups() -> Check:
         return Check("cgroups", "limited", f"{layout}; none can be written: grants are best effort", advice)
     grounds.remove()
     writable = ", ".join(sorted(role for role in hierarchies.top if role != "hold"))
-    lacking = ", ".join(sorted({"cores", "cpu", "memory", "kill"} - grounds.enforces))
+    lacking = ", ".join(sorted({"cores", "cpu", "memory", "processes", "kill"} - grounds.enforces))
     found = f"{layout}; writable: {writable}; exact: {', '.join(sorted(grounds.enforces)) or 'nothing'}"
     if lacking:
         return Check("cgroups", "limited", f"{found}; best effort: {lacking}", advice)

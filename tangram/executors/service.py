@@ -12,7 +12,17 @@ from msgspec.structs import replace
 
 from tangram import limits, subjects
 from tangram import messages as m
-from tangram.broker import Broker, BrokerError, BrokerTimeout, BrokerUnavailable, Busy, Delivered, PullLoop, last_for
+from tangram.broker import (
+    Broker,
+    BrokerError,
+    BrokerTimeout,
+    BrokerUnavailable,
+    Busy,
+    Delivered,
+    PullLoop,
+    consumer_exists,
+    last_for,
+)
 from tangram.errors import NewerVersion
 from tangram.executors import core as c
 from tangram.executors.backend import Backend, Ended, Grant, SessionKey
@@ -251,12 +261,19 @@ class _Life:
             self._heartbeat(number=number)
             await asyncio.sleep(limits.HEARTBEAT_S)
             missing_s = missing_s + limits.HEARTBEAT_S if reader.state == "missing" else 0.0
-            if missing_s >= CONSUMER_PATIENCE_S:
+            if missing_s >= CONSUMER_PATIENCE_S and await self._consumer_is_gone():
                 self._perform(self.core.abandon("its consumer is gone"))
             hole_s = hole_s + limits.HEARTBEAT_S if self.core.held and self.core.next_number == hole_at else 0.0
             hole_at = self.core.next_number
             if hole_s >= HOLE_PATIENCE_S:  # the log was trimmed before they were read
                 self._perform(self.core.abandon(f"its decisions from {hole_at} on do not come"))
+
+    async def _consumer_is_gone(self) -> bool:
+        """A cluster that has lost a node does not answer for its consumers until others have taken over."""
+        try:
+            return not await consumer_exists(self.broker, subjects.STREAM, subjects.consumer(self.core.incarnation))
+        except BrokerError:
+            return False
 
     def _heartbeat(self, *, number: int = 0, probe: int = 0) -> None:
         beat = m.Heartbeat(incarnation=self.core.incarnation, number=number, probe=probe, running=len(self.core.running))

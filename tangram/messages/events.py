@@ -20,6 +20,8 @@ class ActionsSubmitted(Event, frozen=True, kw_only=True):
     """One to many actions of one client. `ids`, `specs` and `payloads` run in parallel.
 
     done_below: no lower id will ever be sent (again). born: a sequence of the log learnt when the client connected.
+    cancel_on_disconnect: this client sends heartbeats; what it has open is cancelled when they stop. instance: which process
+    of this name it is; that of one that connected later is higher. 0: it does not say.
     """
 
     client: Name
@@ -29,13 +31,17 @@ class ActionsSubmitted(Event, frozen=True, kw_only=True):
     specs: Items
     payloads: Items
     cancel_on_disconnect: bool = False
+    instance: Count = 0
 
 
 class CancelsRequested(Event, frozen=True, kw_only=True):
+    """Actions that are to end; or sessions, by the id of the action that has opened them."""
+
     client: Name
     born: Count = 0
     done_below: Count = 0
     ids: Ids
+    instance: Count = 0
 
 
 # --- executors ---------------------------------------------------------------------------------------------------
@@ -120,7 +126,8 @@ class ExecutorLeft(Event, frozen=True, kw_only=True):
 class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How one attempt ended. Times are measured by the executor on a monotonic clock, `queued_ns` in log time.
 
-    exit_code: of the program; -N if signal N ended it; None where there was no program.
+    exit_code: of the program; -N if signal N ended it; None where there was no program. same_as: it was not run, because its
+    key had been used for action `same_as` of this client, whose outcome it shares; that stands at sequence `at_seq`.
     """
 
     nonce: Nonce
@@ -136,6 +143,8 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
     cpu_ns: Count = 0
     memory_peak_bytes: Count = 0
     retry_after_ms: Count = 0
+    same_as: Count = 0
+    at_seq: Count = 0
 
 
 class Output(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -356,17 +365,23 @@ class Heartbeat(Event, frozen=True, kw_only=True):
 
 class Ask(Event, frozen=True, kw_only=True):
     """A client asks for ids: from which sequence to read its completions, and its last PubAck's sequence, which whoever
-    answers must have folded."""
+    answers must have folded. recall: the ids, and those that `keys` stand for, are of an earlier process of its name, so it
+    does not know their nonces, and wants to know where their outcomes stand instead of the completions. at_seq: it wants
+    that one of its completions."""
 
     ids: list[Count] = []
     from_seq: Count = 0
     stored_seq: Count = 0
+    recall: bool = False
+    keys: list[str] = []
+    at_seq: Count = 0
 
 
 class Answer(Event, frozen=True, kw_only=True):
     """open, unseen: those of the asked ids that are. completions: (sequence, stored bytes) that name one of the other asked
     ids, from `from_seq` on, complete up to `through_seq`. next_n: no higher number of this client was seen than the one
-    before it."""
+    before it. nonces: of the open ones. outcomes: (id, sequence) of the stored message that has the outcome of a recalled id.
+    keys: (key, id) of the asked keys that stand for an action."""
 
     through_seq: Count
     epoch: Count = 0
@@ -374,6 +389,9 @@ class Answer(Event, frozen=True, kw_only=True):
     unseen: list[Count] = []
     next_n: Count = 0
     completions: list[tuple[int, bytes]] = []
+    nonces: list[bytes] = []
+    outcomes: list[tuple[Count, Count]] = []
+    keys: list[tuple[str, Count]] = []
 
 
 class OutputChunk(Event, frozen=True, kw_only=True):

@@ -51,7 +51,7 @@ class ActionSpec(Request, frozen=True, kw_only=True):
     session: Count = 0
     idle_ttl_ms: Annotated[int, Meta(ge=1, le=limits.DEADLINE_MS_MAX)] = limits.SESSION_IDLE_MS_DEFAULT
     hint: Hint | None = None
-    key: Annotated[str, Meta(max_length=200)] = ""
+    key: Annotated[str, Meta(max_length=limits.KEY_LENGTH_MAX)] = ""
     traceparent: Annotated[str, Meta(max_length=64, pattern=r"^[0-9a-f-]*\Z")] = ""
     payload_blob: Annotated[str, Meta(max_length=128)] = ""
 

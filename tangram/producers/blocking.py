@@ -2,8 +2,9 @@
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Self, TypeVar, Unpack
 
 from tangram import limits
@@ -13,6 +14,7 @@ from tangram.producers.options import RunOptions, SessionOptions, SessionRunOpti
 from tangram.producers.request import Units
 from tangram.producers.result import Result
 from tangram.producers.session import Session
+from tangram.producers.waiting import Waiting
 
 T = TypeVar("T")
 
@@ -20,8 +22,22 @@ T = TypeVar("T")
 class BlockingClient:
     """As `tangram.Client`, each call returning when its action has ended. Interrupting a call cancels its action."""
 
-    def __init__(self, url: str | None = None, *, task: str, name: str | None = None, connect_timeout: float = 10.0) -> None:
-        self._arguments: dict[str, Any] = {"url": url, "task": task, "name": name, "connect_timeout": connect_timeout}
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        task: str,
+        name: str | None = None,
+        connect_timeout: float = 10.0,
+        cancel_on_disconnect: bool = False,
+    ) -> None:
+        self._arguments: dict[str, Any] = {
+            "url": url,
+            "task": task,
+            "name": name,
+            "connect_timeout": connect_timeout,
+            "cancel_on_disconnect": cancel_on_disconnect,
+        }
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._client: Client | None = None
@@ -57,6 +73,18 @@ class BlockingClient:
     def run(self, command: str | Sequence[str], **options: Unpack[RunOptions]) -> Result:
         """See `Client.run`."""
         return self._wait(self._connected.run(command, **options))
+
+    def start(self, command: str | Sequence[str], **options: Unpack[RunOptions]) -> "BlockingWaiting":
+        """See `Client.start`."""
+        return BlockingWaiting(self, self._wait(self._connected.start(command, **options)))
+
+    def result(self, id: int | str | None = None, *, key: str = "", timeout: float | None = None) -> Result:  # noqa: A002
+        """See `Client.result`."""
+        return self._wait(self._connected.result(id, key=key, timeout=timeout))
+
+    def cancel(self, id: int | str) -> None:  # noqa: A002
+        """See `Client.cancel`."""
+        self._wait(_called(partial(self._connected.cancel, id)))
 
     def noop(self, *, units: Units = 1) -> Result:
         return self._wait(self._connected.noop(units=units))
@@ -96,6 +124,20 @@ class BlockingClient:
         self._loop.close()
 
 
+class BlockingWaiting:
+    """As `tangram.Waiting`: `result()` waits for the outcome."""
+
+    def __init__(self, client: BlockingClient, waiting: Waiting) -> None:
+        self._client, self._waiting = client, waiting
+        self.id = waiting.id
+
+    def cancel(self) -> None:
+        self._client._wait(_called(self._waiting.cancel))
+
+    def result(self) -> Result:
+        return self._client._wait(_awaited(self._waiting))
+
+
 class BlockingSession:
     """As `tangram.Session`."""
 
@@ -105,6 +147,9 @@ class BlockingSession:
 
     def run(self, command: str | Sequence[str], **options: Unpack[SessionRunOptions]) -> Result:
         return self._client._wait(self._session.run(command, **options))
+
+    def start(self, command: str | Sequence[str], **options: Unpack[SessionRunOptions]) -> BlockingWaiting:
+        return BlockingWaiting(self._client, self._client._wait(self._session.start(command, **options)))
 
     def write(self, path: str, data: bytes | str, *, mode: int = 0o644, timeout: float = 60.0) -> Result:
         return self._client._wait(self._session.write(path, data, mode=mode, timeout=timeout))
@@ -120,3 +165,12 @@ async def _made(arguments: Mapping[str, Any]) -> Client:
     client = Client(**arguments)
     await client.connect()
     return client
+
+
+async def _called(function: Callable[[], None]) -> None:
+    """In the loop's thread."""
+    function()
+
+
+async def _awaited(waiting: Waiting) -> Result:
+    return await waiting

@@ -26,6 +26,7 @@ def spec(
     parallel: float | Mapping[int, float] | None = None,
     duration: float | None = None,
     traceparent: str | None = None,
+    key: str = "",
 ) -> m.ActionSpec:
     """The spec of an action. trace_id: of whoever asks, if there is no span. Raises InvalidRequest."""
     cost: dict[str, m.Demand] = {}
@@ -46,6 +47,7 @@ def spec(
         session=session,
         idle_ttl_ms=request.milliseconds("idle_ttl", idle_ttl, 1, limits.DEADLINE_MS_MAX),
         hint=request.hint(parallel, duration),
+        key=key,
         traceparent=traceparent if traceparent is not None else current_traceparent(trace_id),
     )
 
@@ -77,6 +79,7 @@ def program(
         parallel=options.get("parallel"),
         duration=options.get("duration"),
         traceparent=options.get("traceparent"),
+        key=options.get("key", ""),
     )
     unknown = options.keys() - RunOptions.__annotations__.keys()
     if unknown:
@@ -105,5 +108,6 @@ def opening(trace_id: str, **options: Unpack[SessionOptions]) -> tuple[m.ActionS
         # Making an empty sandbox twice harms nobody, so an executor's loss need not end the trajectory before it began.
         retry="safe",
         idle_ttl=options.get("idle_ttl", IDLE_TTL_S),
+        key=options.get("key", ""),
     )
     return made, m.SessionOpen(image=options.get("image", ""), env=dict(options.get("env") or {}))

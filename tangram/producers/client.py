@@ -17,12 +17,14 @@ from tangram import limits, subjects
 from tangram import messages as m
 from tangram.broker import Broker, BrokerError, BrokerTimeout, BrokerUnavailable, Delivery, GroupedPublisher, PubAck
 from tangram.config import broker_url
-from tangram.errors import ClientClosed
+from tangram.errors import ClientClosed, InvalidRequest
 from tangram.outcomes import ErrorReason, Outcome
 from tangram.producers import build, request
 from tangram.producers.large import Large
 from tangram.producers.options import OnOutput, RunOptions, SessionOptions
 from tangram.producers.pending import Ledger, Pending
+from tangram.producers.presence import beat, instance_at
+from tangram.producers.recall import Recall, checked_key, number_of
 from tangram.producers.result import Result
 from tangram.producers.session import Session
 from tangram.producers.waiting import Waiting
@@ -39,26 +41,44 @@ WATCH_S: Final = 0.5
 BORN_REFRESH_S: Final = 3_600.0
 """Well below the time after which a client without actions is forgotten: who was born before that would be refused."""
 ASK_TIMEOUT_S: Final = 5.0
+RECALL_TIMEOUT_S: Final = 30.0
+"""For a question that may make a scheduler read all of this client's outcomes."""
 CONNECT_RETRY_S: Final = 0.1
 CLOSE_TIMEOUT_S: Final = 5.0
 
 _CANCELS: Final = "cancels"
+_NOT_CONNECTED: Final = "the client is not connected: use it in an `async with` block, or call connect()"
 
 
 class Client:
     """A connection of one producer. Use it in one event loop, as `async with`; any number of actions may be under way.
 
     url: of the broker; without one, $TANGRAM_NATS, then what `tangram up` has left for this user. task: the RL job whose
-    actions these are. name: of this producer, unique in its task; made up if not given.
+    actions these are. name: of this producer, unique in its task; made up if not given. A process that comes back under the
+    name of an earlier one takes its place.
+    cancel_on_disconnect: what is open, sessions too, ends with this client: at `close`, and when it is not heard of for the
+    scheduler's silence (30 s). It says so once a second from this event loop: one that is blocked for longer is dead.
     Cancelling a task that waits for an action cancels the action.
     """
 
-    def __init__(self, url: str | None = None, *, task: str, name: str | None = None, connect_timeout: float = 10.0) -> None:
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        task: str,
+        name: str | None = None,
+        connect_timeout: float = 10.0,
+        cancel_on_disconnect: bool = False,
+    ) -> None:
         self.task = subjects.token(task, "task")
         self.name = subjects.token(name if name is not None else f"c{secrets.token_hex(6)}", "name")
         self._url, self._connect_timeout_s = url, connect_timeout
+        self._cancel_on_disconnect = cancel_on_disconnect
         self._broker: Broker | None = None
         self._ledger = Ledger()
+        self._recall = Recall(f"{self.task}/{self.name}", self._ledger, self._question, self._barrier)
+        self._instance = 0
+        """Which process of its name this is; later ones are higher."""
         self._born = 0
         self._born_s = 0.0
         self._stored_seq = 0
@@ -67,18 +87,27 @@ class Client:
         self._output_wanted = False
         self._publisher: GroupedPublisher[Hashable, Pending | int] | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._closing: set[asyncio.Task[Result]] = set()
+        self._beating: asyncio.Task[None] | None = None
+        self.sandboxes: set[int] = set()
+        """Sessions that were opened here and not closed."""
         self._large: Large | None = None
         self._trace_id = secrets.token_hex(16)
 
     @staticmethod
     def blocking(
-        url: str | None = None, *, task: str, name: str | None = None, connect_timeout: float = 10.0
+        url: str | None = None,
+        *,
+        task: str,
+        name: str | None = None,
+        connect_timeout: float = 10.0,
+        cancel_on_disconnect: bool = False,
     ) -> "BlockingClient":
         """The same without an event loop of the caller's, for threads and scripts."""
         from tangram.producers.blocking import BlockingClient  # noqa: PLC0415  # it imports this module
 
-        return BlockingClient(url, task=task, name=name, connect_timeout=connect_timeout)
+        return BlockingClient(
+            url, task=task, name=name, connect_timeout=connect_timeout, cancel_on_disconnect=cancel_on_disconnect
+        )
 
     # --- connection --------------------------------------------------------------------------------------------
 
@@ -114,6 +143,7 @@ class Client:
         self._born = self._ledger.read_seq = hello.through_seq
         self._born_s = time.monotonic()
         self._ledger.next_n = max(self._ledger.next_n, hello.next_n)
+        self._instance = instance_at(hello.through_seq)
         self._publisher = GroupedPublisher(
             self._broker,
             self._encode,
@@ -124,8 +154,11 @@ class Client:
             on_refused=self._on_refused,
         )
         self._large = Large(self._broker, self.task, self._send, self._on_unsent)
+        self._recall.fetch = self._large.fetch
         self._broker.on_reconnect(self._on_reconnect)
         self._watching = asyncio.create_task(self._watch())
+        if self._cancel_on_disconnect:
+            self._beating = asyncio.create_task(beat(self._broker, self.task, self.name))
 
     async def _hello(self, deadline_s: float) -> m.Answer:
         """What a scheduler knows: the log's sequence (this client is born there), and the numbers used under its name."""
@@ -144,10 +177,17 @@ class Client:
             await asyncio.sleep(CONNECT_RETRY_S)
 
     async def close(self) -> None:
-        """Sends what is queued, then disconnects. Actions that are still open go on; who waits for them gets ClientClosed."""
+        """Sends what is queued, then disconnects. Actions that are still open go on, unless the client was made with
+        `cancel_on_disconnect`: then they are cancelled, and open sessions end. Who waits for what has no outcome
+        by then gets ClientClosed."""
         if self._broker is None or self._publisher is None or self._watching is None:
             return
+        if self._cancel_on_disconnect:
+            for n in [*self._ledger.open, *sorted(self.sandboxes)]:
+                self._cancel(n)
         self._watching.cancel()
+        if self._beating is not None:
+            self._beating.cancel()
         if self._large is not None:
             await self._large.close(CLOSE_TIMEOUT_S)
         await self._publisher.close(CLOSE_TIMEOUT_S)
@@ -161,6 +201,7 @@ class Client:
         for pending in list(self._ledger.open.values()):
             pending.waiter.fail(error)
         self._ledger.open.clear()
+        self._recall.close(error)
         self._room.set()
 
     # --- what users call ---------------------------------------------------------------------------------------
@@ -173,6 +214,37 @@ class Client:
         a payload that is too large for the log and cannot be stored BlobsFull, AccessDenied or another BrokerError.
         """
         return await self.perform(*build.program(command, self._trace_id, **options), on_output=options.get("on_output"))
+
+    async def start(self, command: str | Sequence[str], **options: Unpack[RunOptions]) -> Waiting:
+        """As `run`, but returns when the action is stored, with what to await for its result. Its `id` can be kept: should
+        this process die, `result` finds the outcome in the next one of this name. `cancel()` asks for its end."""
+        _, waiting = await self.submit(*build.program(command, self._trace_id, **options), on_output=options.get("on_output"))
+        await self.stored()
+        return waiting
+
+    async def result(self, id: int | str | None = None, *, key: str = "", timeout: float | None = None) -> Result:  # noqa: A002
+        """The result of an action that this client, or an earlier one of its task and name, has submitted: by its id
+        (`Result.id`, `Waiting.id`, or the number in it), or by the caller's own key. Waits while it is open; stopping to wait
+        does not cancel it.
+
+        Raises UnknownAction if there never was one, ResultGone if its outcome is no longer in the log, TimeoutError after
+        `timeout` seconds, InvalidRequest, ClientClosed.
+        """
+        if (id is None) == (not key):
+            raise InvalidRequest("id", "must be given, or else a key", id)
+        n = 0 if id is None else number_of(id, self.task, self.name)
+        async with asyncio.timeout(timeout):
+            return await self._recall.result(n, checked_key(key))
+
+    def cancel(self, id: int | str) -> None:  # noqa: A002
+        """Asks for the end of an action of this client, or of an earlier one of its task and name. It still has one outcome,
+        which may be another if it had ended already. The id of the action that opened a session ends the session."""
+        n = number_of(id, self.task, self.name)
+        if self._publisher is None:
+            raise ClientClosed(_NOT_CONNECTED)
+        if n >= self._ledger.next_n:
+            raise InvalidRequest("id", "must be of an action that was submitted", id)
+        self._cancel(n)
 
     @asynccontextmanager
     async def session(self, **options: Unpack[SessionOptions]) -> AsyncIterator[Session]:
@@ -209,7 +281,7 @@ class Client:
         """Submits one action; returns its number and what to await. Waits only while too many numbers are open."""
         wire = request.wire("cpu", spec, payload)
         if self._broker is None or self._publisher is None or self._large is None or self._broker.is_closed:
-            raise ClientClosed("the client is not connected: use it in an `async with` block, or call connect()")
+            raise ClientClosed(_NOT_CONNECTED)
         if on_output is not None and not self._output_wanted:
             self._output_wanted = True
             await self._broker.subscribe(subjects.output(self.task, self.name), self._on_chunk)
@@ -219,7 +291,7 @@ class Client:
             await self._room.wait()
         now_s = time.monotonic()
         n = ledger.next_n
-        waiting = Waiting(f"{self.task}/{self.name}/{n}", now_s, partial(self.cancel, n))
+        waiting = Waiting(f"{self.task}/{self.name}/{n}", now_s, partial(self._cancel, n))
         after_seq = max(self._born, self._stored_seq, ledger.read_seq)
         waiting.fetch = self._large.fetch
         pending = Pending(n, wire, waiting, now_s, PATIENCE_S, after_seq, on_output=on_output)
@@ -236,51 +308,76 @@ class Client:
         except BrokerUnavailable as error:
             raise ClientClosed(str(error)) from None
 
+    async def stored(self) -> None:
+        """Returns when all that was submitted by now is in the log, or has failed. Raises ClientClosed."""
+        assert self._publisher is not None
+        assert self._large is not None
+        await self._large.sent()
+        try:
+            await self._publisher.flush()
+        except BrokerUnavailable as error:
+            raise ClientClosed(str(error)) from None
+
     def close_orphan(self, n: int, result: m.Result) -> None:
         """A session that opened although its caller had given up: nobody else can close it."""
-        if result.outcome is Outcome.OK and self._broker is not None and not self._broker.is_closed:
-            closing = asyncio.create_task(
-                self.perform(build.spec(self._trace_id, kind="session.close", session=n), m.SessionClose())
-            )
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
+        if result.outcome is Outcome.OK:
+            self._cancel(n)
 
     @property
     def open_actions(self) -> int:
         """Actions without an outcome."""
         return len(self._ledger.open)
 
-    def cancel(self, n: int) -> None:
-        """Asks for the end of an action. It still has one outcome, which may be another if it had ended already."""
+    # --- below -------------------------------------------------------------------------------------------------
+
+    def _cancel(self, n: int) -> None:
         pending = self._ledger.open.get(n)
-        if pending is not None and not pending.cancelled and self._publisher is not None:
+        if self._publisher is None or (pending is not None and pending.cancelled):
+            return
+        if pending is not None:
             pending.cancelled = True
             if self._large is not None and self._large.drop(n):
-                result = m.Result(nonce=pending.wire.spec.nonce, outcome=Outcome.CANCELLED, detail="before it was sent")
-                self._on_unsent(pending, result)
+                self._on_unsent(pending, None)
                 return
-            try:
-                self._publisher.add(_CANCELS, n)
-            except BrokerUnavailable:
-                log.debug("closed: action %d goes on", n)
+        try:
+            self._publisher.add(_CANCELS, n)
+        except BrokerUnavailable:
+            log.debug("closed: action %d goes on", n)
 
-    def _on_unsent(self, pending: Pending, why: m.Result | Exception) -> None:
-        """It will never be in the log."""
+    def _on_unsent(self, pending: Pending, why: Exception | None) -> None:
+        """It will never be in the log. None: it was cancelled."""
         if self._ledger.open.pop(pending.n, None) is None:
             return
-        if isinstance(why, m.Result):
-            pending.waiter.settle(why, m.Output(), "")
+        if why is None:
+            pending.settle(Outcome.CANCELLED, detail="before it was sent")
         else:
             pending.waiter.fail(why)
         self._room.set()
 
-    # --- below -------------------------------------------------------------------------------------------------
+    async def _question(self, question: m.Ask) -> m.Answer:
+        """Asks a scheduler. Raises BrokerError, ClientClosed."""
+        if self._broker is None or self._broker.is_closed:
+            raise ClientClosed(_NOT_CONNECTED)
+        timeout_s = RECALL_TIMEOUT_S if question.recall else ASK_TIMEOUT_S
+        return m.decode_answer(
+            await self._broker.request(subjects.ask(self.task, self.name), m.encode(question), timeout_s=timeout_s)
+        )
+
+    async def _barrier(self) -> int:
+        """Stores something that means nothing: who has read so far has read all that was stored before. Raises BrokerError,
+        ClientClosed."""
+        assert self._broker is not None
+        await self.stored()
+        nothing = m.CancelsRequested(client=self.name, born=self._born, ids=[])
+        return (await self._broker.publish(subjects.cancels(self.task), m.encode(nothing))).seq
 
     def _encode(self, key: Hashable, items: list[Pending | int]) -> tuple[str, bytes]:
         done_below = self._ledger.done_below
         if key == _CANCELS:
             ids = [item for item in items if isinstance(item, int)]
-            cancels = m.CancelsRequested(client=self.name, born=self._born, done_below=min(done_below, *ids), ids=ids)
+            cancels = m.CancelsRequested(
+                client=self.name, born=self._born, done_below=min(done_below, *ids), ids=ids, instance=self._instance
+            )
             return subjects.cancels(self.task), m.encode(cancels)
         actions = [item for item in items if isinstance(item, Pending)]
         submitted = m.ActionsSubmitted(
@@ -290,6 +387,8 @@ class Client:
             ids=[item.n for item in actions],
             specs=[item.wire.spec_bytes for item in actions],
             payloads=[item.wire.payload_bytes for item in actions],
+            cancel_on_disconnect=self._cancel_on_disconnect,
+            instance=self._instance,
         )
         return subjects.actions(str(key), self.task), m.encode(submitted)
 
@@ -302,13 +401,7 @@ class Client:
     def _on_refused(self, key: Hashable, items: list[Pending | int], error: BrokerError) -> None:
         for item in items:
             if isinstance(item, Pending) and self._ledger.open.pop(item.n, None) is not None:
-                result = m.Result(
-                    nonce=item.wire.spec.nonce,
-                    outcome=Outcome.ERROR,
-                    reason=ErrorReason.INTERNAL,
-                    detail=f"the broker refused it: {error}"[: limits.DETAIL_LENGTH_MAX],
-                )
-                item.waiter.settle(result, m.Output(), "")
+                item.settle(Outcome.ERROR, ErrorReason.INTERNAL, f"the broker refused it: {error}")
 
     def _on_result(self, delivery: Delivery) -> None:
         headers = delivery.headers or {}
@@ -379,15 +472,13 @@ class Client:
         return through_seq
 
     async def _ask_some(self, asked: list[int]) -> int:
-        assert self._broker is not None
         assert self._publisher is not None
         ledger = self._ledger
         after = [pending.after_seq for n in asked if (pending := ledger.open.get(n)) is not None]
         from_seq = 1 + min(after, default=-1)
         while True:
             question = m.Ask(ids=asked, from_seq=from_seq, stored_seq=self._stored_seq)
-            data = await self._broker.request(subjects.ask(self.task, self.name), m.encode(question), timeout_s=ASK_TIMEOUT_S)
-            answer = m.decode_answer(data)
+            answer = await self._question(question)
             for n in ledger.answered(asked, answer, time.monotonic(), PATIENCE_MAX_S):
                 pending = ledger.open[n]
                 pending.stored = False
@@ -400,10 +491,7 @@ class Client:
             if not answer.completions:
                 for n in asked:  # it has ended, and what it ended with is no longer in the log
                     pending = ledger.open.pop(n)
-                    lost = m.Result(
-                        nonce=pending.wire.spec.nonce, outcome=Outcome.LOST, detail="its outcome is no longer in the log"
-                    )
-                    pending.waiter.settle(lost, m.Output(), "")
+                    pending.settle(Outcome.LOST, detail="its outcome is no longer in the log")
                 return answer.through_seq
             from_seq = answer.through_seq + 1
 

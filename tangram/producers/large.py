@@ -80,6 +80,11 @@ class Large:
         except Exception as error:
             self._unsent(pending, error)
 
+    async def sent(self) -> None:
+        """Returns when all that was taken on by now has been sent, or never will be."""
+        if self._goers:
+            await asyncio.wait(set(self._goers))
+
     def drop(self, n: int) -> bool:
         """Whether it was still here, and so will never be sent."""
         if n not in self._going:

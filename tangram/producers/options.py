@@ -20,7 +20,9 @@ class SessionRunOptions(TypedDict, total=False):
     deadline: seconds to wait for its start. stdin, env, cwd: as for any program; nothing of the executor's environment is
     passed on. parallel: the fraction of the run time that scales with cores, or seconds by units; duration: seconds on one
     core. output_max: bytes of each of stdout and stderr that are kept, head and tail; the rest is counted. kind: names what
-    this does; actions of one task and kind are taken to last alike. traceparent: W3C trace context."""
+    this does; actions of one task and kind are taken to last alike. traceparent: W3C trace context. key: of your own, up to 200
+    characters: what this client, or a later one of its name, asks for again under it within an hour is not run again and
+    shares the outcome; something else under it is rejected (conflict)."""
 
     units: Units
     timeout: float
@@ -34,6 +36,7 @@ class SessionRunOptions(TypedDict, total=False):
     output_max: int
     on_output: OnOutput | None
     traceparent: str | None
+    key: str
 
 
 class RunOptions(SessionRunOptions, total=False):
@@ -46,7 +49,8 @@ class RunOptions(SessionRunOptions, total=False):
 
 class SessionOptions(TypedDict, total=False):
     """image: of the sandbox. memory: held as long as the session lives. env: of all its programs. idle_ttl: seconds without an
-    action after which it is closed. deadline: seconds to wait for it. timeout: seconds to make it."""
+    action after which it is closed. deadline: seconds to wait for it. timeout: seconds to make it. key: of your own; while the
+    session lives, opening it again under this key (by this client, or a later one of its name) returns the same session."""
 
     image: str
     memory: int | str | None
@@ -54,3 +58,4 @@ class SessionOptions(TypedDict, total=False):
     idle_ttl: float
     deadline: float
     timeout: float
+    key: str

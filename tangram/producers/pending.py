@@ -4,7 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from tangram import limits
 from tangram import messages as m
+from tangram.outcomes import Outcome, RejectReason
 from tangram.producers.request import Wire
 
 
@@ -35,6 +37,11 @@ class Pending:
     shown: dict[str, int] = field(default_factory=dict)
     """Bytes of live output that were passed on, by stream."""
 
+    def settle(self, outcome: Outcome, reason: str = "", detail: str = "") -> None:
+        """An outcome that nobody else will tell."""
+        result = m.Result(nonce=self.wire.spec.nonce, outcome=outcome, reason=reason, detail=detail[: limits.DETAIL_LENGTH_MAX])
+        self.waiter.settle(result, _NO_OUTPUT, "")
+
 
 class Ledger:
     """Open actions by number. Numbers rise by one; `done_below` is the lowest that may still be sent."""
@@ -46,6 +53,10 @@ class Ledger:
         """All completions of this client up to here have been taken."""
         self.behind = False
         """Some were missed: ask."""
+        self.recalled: dict[int, list[tuple[bytes, Waiter]]] = {}
+        """Actions of an earlier process of this name that somebody waits for, with their nonces."""
+        self.on_shared: Callable[[Waiter, m.Result], None] | None = None
+        """Called for what shares the outcome of another action (`m.Result.same_as`), which has to be read."""
 
     @property
     def done_below(self) -> int:
@@ -72,18 +83,25 @@ class Ledger:
             return
         assert isinstance(finished, m.ActionsFinished)
         for n, raw, output in zip(finished.ids, finished.results, finished.outputs, strict=True):
-            pending = self.open.get(n)
-            if pending is None:
+            pending, recalled = self.open.get(n), self.recalled.get(n, [])
+            if pending is None and not recalled:
                 continue
             try:
                 result = m.decode_result(raw)
                 wrote = m.decode_output(output) if output else _NO_OUTPUT
             except m.MALFORMED:
                 continue
-            if result.nonce != pending.wire.spec.nonce:
-                continue
-            del self.open[n]
-            pending.waiter.settle(result, wrote, finished.executor)
+            waiters = [waiter for nonce, waiter in recalled if nonce == result.nonce]
+            if waiters:
+                del self.recalled[n]
+            if pending is not None and result.nonce == pending.wire.spec.nonce:
+                del self.open[n]
+                waiters.append(pending.waiter)
+            for waiter in waiters:
+                if result.same_as and self.on_shared is not None:
+                    self.on_shared(waiter, result)
+                else:
+                    waiter.settle(result, wrote, finished.executor)
 
     def doubtful(self, now_s: float) -> list[int]:
         """What to ask for: stored actions without an outcome for longer than their patience; all when one was missed."""
@@ -96,13 +114,18 @@ class Ledger:
         for _, data in answer.completions:
             self.take(data)
         open_, unseen = set(answer.open), set(answer.unseen)
+        nonces = dict(zip(answer.open, answer.nonces, strict=False))  # an older scheduler says none
         again: list[int] = []
         for n in asked:
             pending = self.open.get(n)
             if pending is None:
                 continue
             waited_s, pending.asked_s = now_s - pending.asked_s, now_s
-            if n in open_:
+            if pending.stored and nonces.get(n, pending.wire.spec.nonce) != pending.wire.spec.nonce:
+                del self.open[n]
+                detail = f"name: another client uses it, and number {n} is its action's; give each a name of its own"
+                pending.settle(Outcome.REJECTED, RejectReason.CONFLICT, detail)
+            elif n in open_:
                 if waited_s >= pending.patience_s:  # asked for its own sake, and not because another was missed
                     pending.patience_s = min(2 * pending.patience_s, patience_max_s)
             elif n in unseen and pending.stored:

@@ -11,7 +11,8 @@ class Result(Struct, frozen=True, kw_only=True):
     queued_s: until it was decided. startup_s, run_s: measured by the executor. overhead_s: the rest of act_s, which is the
     action completion time (ACT) as this client saw it, from the call to the result. cpu_s: processor time, 0 if unknown.
     stdout, stderr: bytes as written; of a longer stream head and tail are kept, and stdout_bytes and stderr_bytes say how
-    long it was. data: a file's content. exit_code: None where no program ended; -N if signal N ended it.
+    long it was. data: a file's content. exit_code: None where no program ended; -N if signal N ended it. id: task/client/n of
+    what was run; of what shares the outcome of an earlier action of the same key, that action's.
     """
 
     id: str

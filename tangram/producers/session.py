@@ -10,6 +10,7 @@ from tangram.errors import SessionError
 from tangram.producers import build
 from tangram.producers.options import DEADLINE_S, SessionRunOptions
 from tangram.producers.result import Result
+from tangram.producers.waiting import Waiting
 
 if TYPE_CHECKING:
     from tangram.producers.client import Client
@@ -29,12 +30,21 @@ class Session:
         result = await waiting
         if not result.ok:
             raise SessionError(result)
-        return cls(client, n, result)
+        number = int(result.id.rpartition("/")[2])  # of the first that was opened under its key
+        client.sandboxes.add(number)
+        return cls(client, number, result)
 
     async def run(self, command: str | Sequence[str], **options: Unpack[SessionRunOptions]) -> Result:
         """Runs a program in the session's folder. Options: see `SessionRunOptions`. Raises InvalidRequest, ClientClosed."""
         made = build.program(command, self._client.trace_id, session=self.n, **options)
         return await self._client.perform(*made, on_output=options.get("on_output"))
+
+    async def start(self, command: str | Sequence[str], **options: Unpack[SessionRunOptions]) -> Waiting:
+        """As `run`, but returns when the action is stored, with what to await for its result: see `Client.start`."""
+        made = build.program(command, self._client.trace_id, session=self.n, **options)
+        _, waiting = await self._client.submit(*made, on_output=options.get("on_output"))
+        await self._client.stored()
+        return waiting
 
     async def write(self, path: str, data: bytes | str, *, mode: int = 0o644, timeout: float = 60.0) -> Result:
         """Puts a file into the session, whole or not at all. `path` is relative to its folder."""
@@ -49,6 +59,7 @@ class Session:
         """Ends the session and everything in it. Called again, it returns the first answer."""
         if self._closed is None:
             self._closed = await self._client.perform(self._spec("session.close", 60.0), m.SessionClose())
+            self._client.sandboxes.discard(self.n)
         return self._closed
 
     def _spec(self, kind: str, timeout: float) -> m.ActionSpec:

@@ -9,7 +9,7 @@ from tangram.producers.result import Result
 
 
 class Waiting:
-    """The future outcome of one action: await it for its Result."""
+    """The future outcome of one action: await it for its Result. If whoever awaits it is cancelled, so is the action."""
 
     __slots__ = ("_cancel", "_future", "_id", "_since_s", "fetch", "orphan")
 
@@ -18,9 +18,18 @@ class Waiting:
         self._id, self._since_s, self._cancel = action_id, since_s, cancel
         self.orphan: Callable[[m.Result], None] | None = None
         """Called with the outcome if nobody waits for it any more."""
-        self.fetch: Callable[[Waiting, m.Result, m.Output, str], None] | None = None
+        self.fetch: Fetch | None = None
         """Called for an output that is a blob: it has to call `settle` again with the output itself, or `fail`."""
         self._future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+
+    @property
+    def id(self) -> str:
+        """task/client/n: under it `Client.result` finds the outcome, in this process and in a later one of the same name."""
+        return self._id
+
+    def cancel(self) -> None:
+        """Asks for the end of the action. It still has one outcome, which may be another if it had ended already."""
+        self._cancel()
 
     def settle(self, result: m.Result, output: m.Output, executor: str) -> None:
         if self._future.done():
@@ -30,11 +39,13 @@ class Waiting:
         if output.blob and self.fetch is not None:
             self.fetch(self, result, output, executor)
             return
-        act_s = time.monotonic() - self._since_s
         queued_s, startup_s, run_s = result.queued_ns / 1e9, result.startup_ns / 1e9, result.run_ns / 1e9
+        # What was run before this call asked for it took longer than the call.
+        act_s = max(time.monotonic() - self._since_s, queued_s + startup_s + run_s)
+        owner = self._id.rpartition("/")[0]
         self._future.set_result(
             Result(
-                id=self._id,
+                id=f"{owner}/{result.same_as}" if result.same_as else self._id,
                 outcome=result.outcome,
                 reason=result.reason,
                 detail=result.detail,
@@ -69,3 +80,6 @@ class Waiting:
         except asyncio.CancelledError:
             self._cancel()
             raise
+
+
+Fetch = Callable[[Waiting, m.Result, m.Output, str], None]

@@ -1,8 +1,10 @@
 """Checkpoints in their stream: written in parts, valid only with their last message, two of them kept."""
 
+import asyncio
 import hashlib
 import logging
 import secrets
+import time
 from collections.abc import AsyncIterator
 from typing import Final, NamedTuple
 
@@ -18,6 +20,7 @@ from tangram.version import __version__
 log = logging.getLogger(__name__)
 
 PUBLISH_TIMEOUT_S: Final = 10.0
+LAG_TRIES: Final = 30
 FETCH_ACTIONS: Final = 200
 """Payloads that are in memory at a time while a checkpoint is written."""
 
@@ -39,11 +42,12 @@ async def restore(broker: Broker, *, oldest: bool = False) -> Restored | None:
 
     Raises ForeignCheckpoint, BrokerError.
     """
-    ends = await _ends(broker)
-    if not ends:
-        return None
     info = await broker.api(f"STREAM.INFO.{subjects.STREAM}")
     created, stored = info["created"], state_of(info)
+    ends = await _ends(broker)
+    for _ in range(LAG_TRIES if stored.first_seq > 1 and not ends else 0):
+        await asyncio.sleep(0.1)  # a trimmed log has one: the replica that was asked lags
+        ends = ends or await _ends(broker)
     for _, end in ends:
         if end.log_created != created or end.seq > stored.last_seq:
             raise ForeignCheckpoint(
@@ -89,8 +93,12 @@ async def _ends(broker: Broker) -> list[tuple[str, m.CheckpointEnded]]:
 async def _state_bytes(broker: Broker, name: str, end: m.CheckpointEnded) -> bytes:
     parts: list[bytes] = []
     seq = end.first_seq
+    deadline_s = time.monotonic() + 1.0  # for a replica that lags
     while len(parts) < end.parts:
         stored = await read_log(broker, subjects.CHECKPOINTS, seq, subject=subjects.checkpoint(name, "state"), batch=16)
+        if not stored and time.monotonic() < deadline_s:
+            await asyncio.sleep(0.1)
+            continue
         if not stored:
             raise UnreadableCheckpoint(f"it has {len(parts)} of {end.parts} parts")
         parts += [each.data for each in stored]

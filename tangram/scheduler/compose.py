@@ -6,7 +6,7 @@ from typing import NamedTuple
 from tangram import limits, subjects
 from tangram import messages as m
 from tangram.outcomes import ErrorReason, Outcome
-from tangram.scheduler.state import Action, ActionId, Incarnation, State
+from tangram.scheduler.state import Action, ActionId, Incarnation, Phase, SessionPhase, State
 from tangram.scheduler.window import Decision, Window
 
 _ITEM_OVERHEAD_BYTES = 512
@@ -23,7 +23,7 @@ def compose(state: State, window: Window, payload_of: Callable[[Action], bytes |
 
     payload_of(action) returns the stored payload, or None if it is gone: its action is then ruled `error`.
     """
-    rulings = dict(state.owed.rulings)
+    rulings = list(state.owed.rulings.items())
     items: dict[str, list[m.Item]] = {}
     sizes: dict[str, list[int]] = {}
 
@@ -39,13 +39,14 @@ def compose(state: State, window: Window, payload_of: Callable[[Action], bytes |
     for decision in window.decisions:
         payload = payload_of(decision.action)
         if payload is None:
-            rulings[decision.action.id] = m.Result(
+            gone = m.Result(
                 nonce=decision.action.spec.nonce,
                 attempt=decision.action.attempt,
                 outcome=Outcome.ERROR,
                 reason=ErrorReason.INTERNAL,
                 detail="its payload is not in the log any more",
             )
+            rulings.append((decision.action.id, gone))
             continue
         add(decision.holder.id, _start(state, decision, payload), len(payload) + _ITEM_OVERHEAD_BYTES)
     for incarnation, reason in state.owed.dismissals.items():
@@ -53,6 +54,8 @@ def compose(state: State, window: Window, payload_of: Callable[[Action], bytes |
 
     outgoing = _losses(state)
     outgoing += _decisions(state, window, items, sizes)
+    # Last: in one message the first result that names an id is its own.
+    rulings += [(action_id, result) for (action_id, _), result in state.owed.conflicts.items()]
     outgoing += _rulings(state, rulings)
     return outgoing
 
@@ -122,10 +125,10 @@ def _decisions(state: State, window: Window, items: dict[str, list[m.Item]], siz
     ]
 
 
-def _rulings(state: State, rulings: dict[ActionId, m.Result]) -> list[Outgoing]:
+def _rulings(state: State, rulings: list[tuple[ActionId, m.Result]]) -> list[Outgoing]:
     by_client: dict[tuple[str, str], m.ActionsFinished] = {}
     outgoing: list[Outgoing] = []
-    for action_id, result in rulings.items():
+    for action_id, result in rulings:
         key = (action_id.task, action_id.client)
         message = by_client.get(key)
         if message is None or len(message.ids) >= limits.ENVELOPE_ITEMS_MAX // 2:
@@ -135,3 +138,19 @@ def _rulings(state: State, rulings: dict[ActionId, m.Result]) -> list[Outgoing]:
         message.results.append(m.encode(result))
         message.outputs.append(b"")
     return outgoing
+
+
+def cancels_for(state: State, task: str, name: str) -> list[Outgoing]:
+    """The end of all that a client has open and nobody has asked to end yet: its actions first, then its sandboxes."""
+    who = (task, name)
+    ids = [
+        action.id.n
+        for action in state.actions.values()
+        if action.id[:2] == who and action.phase is not Phase.OWED and not action.cancelled
+    ]
+    ids += [each.id.n for each in state.sessions.values() if each.id[:2] == who and each.phase is SessionPhase.OPEN]
+    born = state.clients[who].born
+    return [
+        Outgoing(subjects.cancels(task), m.CancelsRequested(client=name, born=born, ids=ids[at : at + limits.ENVELOPE_ITEMS_MAX]))
+        for at in range(0, len(ids), limits.ENVELOPE_ITEMS_MAX)
+    ]

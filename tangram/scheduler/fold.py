@@ -12,10 +12,10 @@ from tangram import limits
 from tangram import messages as m
 from tangram.errors import NewerVersion
 from tangram.outcomes import Outcome
-from tangram.scheduler import fold_actions, fold_executors, fold_grants, fold_submissions
+from tangram.scheduler import fold_actions, fold_clients, fold_executors, fold_grants, fold_keys, fold_submissions
 from tangram.scheduler.fold_actions import owe, owe_cancel
 from tangram.scheduler.policies import POLICIES
-from tangram.scheduler.state import ActionId, GrantKey, Phase, SessionPhase, State
+from tangram.scheduler.state import ActionId, GrantKey, Phase, State
 from tangram.subjects import Address
 
 
@@ -202,13 +202,11 @@ def _fire_one(state: State, kind: str, key: Any) -> None:
             owe_cancel(state, action.incarnation, GrantKey(action.id, action.attempt))
             owe(state, action, Outcome.LOST, detail="no answer within its time-out and grace")
         case "idle":
-            session = state.sessions[key]
-            session.phase = SessionPhase.ENDING
-            state.owed.ends[(session.incarnation, session.id)] = "idle"
-            state.story.append(f"idle {session.id}")
+            fold_actions.ask_to_end(state, state.sessions[key], "idle")
         case "client":
             if not state.clients[key].open:
-                forgotten = state.clients.pop(key)
-                state.client_horizon_seq = max(state.client_horizon_seq, forgotten.born + 1)
+                fold_clients.forget(state, key)
+        case "key":
+            fold_keys.expired(state, *key)
         case _:
             raise AssertionError(f"no timer is called {kind!r}")

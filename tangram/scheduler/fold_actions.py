@@ -84,6 +84,15 @@ def cancel(state: State, action: Action) -> None:
         owe_cancel(state, action.incarnation, GrantKey(action.id, action.attempt))
 
 
+def ask_to_end(state: State, session: Session, reason: str) -> None:
+    """The executor of an open session has to be told to end it. What waits in it will not start any more."""
+    session.phase = SessionPhase.ENDING
+    state.timers.cancel(("idle", session.id))
+    state.owed.ends[(session.incarnation, session.id)] = reason
+    state.story.append(f"{reason} {session.id}")
+    _start_no_more(state, session)
+
+
 def owe_cancel(state: State, incarnation: str, key: GrantKey) -> None:
     """The executor has to be told to end this attempt; its answer gives the units back."""
     holder = state.incarnations.get(incarnation)
@@ -133,8 +142,9 @@ def leave(state: State, action: Action) -> None:
         action.session.waiting.remove(action)
 
 
-def finish(state: State, action: Action, result: m.Result) -> None:
-    """The first outcome in the log that names the action. What else was on its way for it is called off."""
+def finish(state: State, action: Action, result: m.Result, incarnation: str) -> None:
+    """The first outcome in the log that names the action, from this incarnation or from somebody else (""). What else was on
+    its way for it is called off."""
     if action.phase is Phase.DECIDED and is_held(state, action):
         # The outcome came from somebody else (an earlier attempt, a ruling): the attempt that runs now is cancelled.
         owe_cancel(state, action.incarnation, GrantKey(action.id, action.attempt))
@@ -148,6 +158,10 @@ def finish(state: State, action: Action, result: m.Result) -> None:
     client = state.clients.get(action.id[:2])
     if client is not None and client.open:  # a refusal that came before the client was known is not counted
         client.open -= 1
+        if action.id.n >= client.done_below or action.id.n < client.others_below:
+            client.ended[action.id.n] = state.seq
+            if len(client.ended) > limits.CLIENT_SEEN_WIDTH_MAX:
+                del client.ended[next(iter(client.ended))]
         if not client.open:
             state.timers.set(("client", action.id[:2]), state.now_ns + limits.CLIENT_TTL_NS)
     session = action.session
@@ -158,7 +172,8 @@ def finish(state: State, action: Action, result: m.Result) -> None:
             end_session(state, opened)
     elif session is not None:
         ended = action.spec.kind == "session.close" and result.outcome is Outcome.OK
-        if ended or result.outcome is Outcome.ENVIRONMENT_LOST:
+        knows = incarnation != "" and incarnation == session.incarnation
+        if knows and (ended or result.outcome is Outcome.ENVIRONMENT_LOST):
             end_session(state, session)
         elif session.current == action.id and not is_held(state, action):
             session.current = None
@@ -180,6 +195,16 @@ def end_session(state: State, session: Session) -> None:
         grant = holder.grants.get(session.grant) if session.grant is not None else None
         if grant is not None and holder.live:
             release(state, grant)
+    _start_no_more(state, session)
+
+
+def _start_no_more(state: State, session: Session) -> None:
+    """What waits in a session that ends is lost with it, and its key is free: there is nothing to share any more."""
+    client = state.clients.get(session.id[:2]) if session.key else None
+    bound = client.keys.get(session.key) if client is not None else None
+    if client is not None and bound is not None and bound.n == session.id.n and bound.seq:
+        del client.keys[session.key]
+        state.story.append(f"key free {session.id}")
     while session.waiting:
         action = session.waiting[0]
         owe(state, action, Outcome.ENVIRONMENT_LOST, detail="the session ended before the action started")

@@ -5,6 +5,7 @@ from typing import Final
 from tangram import limits
 from tangram import messages as m
 from tangram.outcomes import Outcome
+from tangram.scheduler import fold_keys
 from tangram.scheduler.fold_actions import (
     advance,
     dequeue,
@@ -86,10 +87,14 @@ def completed(state: State, holder: Incarnation | None, action_id: ActionId, res
         else:
             release(state, grant)
     if action is not None and accepted:
-        finish(state, action, result)
+        finish(state, action, result, holder.id if holder is not None else "")
+        if action.spec.key:
+            fold_keys.finished(state, action, result.outcome)
     elif grant is not None:
         units_back(state, grant)
-    if action is not None and not accepted:
+    if state.owed.conflicts and state.owed.conflicts.pop((action_id, result.nonce), None) is not None:
+        state.story.append(f"conflict told {action_id}")
+    elif action is not None and not accepted:
         state.story.append(f"wrong nonce {action_id}")
 
 

@@ -1,31 +1,62 @@
 """Submissions and cancels, as the log brings them. Called by `fold.step` alone."""
 
+from typing import Final
+
 from tangram import limits
 from tangram import messages as m
 from tangram.outcomes import Outcome, RejectReason
 from tangram.rules import broken_rule
-from tangram.scheduler.fold_actions import advance, cancel, enqueue, move, owe
-from tangram.scheduler.fold_clients import client_of, has_seen, see
+from tangram.scheduler import fold_keys
+from tangram.scheduler.fold_actions import advance, ask_to_end, cancel, enqueue, move, owe
+from tangram.scheduler.fold_clients import client_of, has_seen, is_replaced, see
 from tangram.scheduler.policies import charge, could_fit, setting, size_of
 from tangram.scheduler.state import Action, ActionId, Client, Phase, Session, SessionPhase, State
 
 
 def submitted(state: State, key: str, task: str, message: m.ActionsSubmitted) -> None:
     client = client_of(state, task, message)
+    replaced = client is not None and is_replaced(client, message)
+    if client is not None and not replaced and client.cancel_on_disconnect != message.cancel_on_disconnect:
+        client.cancel_on_disconnect = message.cancel_on_disconnect
+        state.story.append(f"cancel on disconnect {task}/{message.client} {message.cancel_on_disconnect}")
     for index, n in enumerate(message.ids):
         action_id = ActionId(task, message.client, n)
-        if action_id in state.actions:  # seen, or refused without being seen and its ruling is on its way
-            state.story.append(f"duplicate {action_id}")
+        action = state.actions.get(action_id)
+        if action is not None:  # seen, or refused without being seen and its ruling is on its way
+            # The nonce stands for the body: who sends another body under it cannot be answered apart from the first.
+            if m.nonce_of(message.specs[index]) == action.spec.nonce:
+                state.story.append(f"duplicate {action_id}")
+            else:
+                _conflict(state, action_id, message, index)
+            continue
+        if replaced:
+            _conflict(state, action_id, message, index)
             continue
         if client is not None:
             if n < client.done_below or has_seen(client, n):
-                state.story.append(f"duplicate {action_id}")
+                if message.instance and n < client.others_below:
+                    _conflict(state, action_id, message, index)
+                else:
+                    state.story.append(f"duplicate {action_id}")
                 continue
             if n - client.done_below >= limits.CLIENT_SEEN_WIDTH_MAX:
                 _refuse(state, key, action_id, message, index, RejectReason.OVER_LIMIT, "too many ids above done_below")
                 continue
             see(client, n)
         _submit(state, key, action_id, client, message, index)
+
+
+def _conflict(state: State, action_id: ActionId, message: m.ActionsSubmitted, index: int) -> None:
+    """The id is that of another action, or the client's name another process's: whoever sent this is told, nobody else. (If
+    it is a repetition of something that has ended, its outcome stands before this in the log, and counts.)"""
+    nonce = m.nonce_of(message.specs[index])
+    state.owed.conflicts[(action_id, nonce)] = m.Result(
+        nonce=nonce, outcome=Outcome.REJECTED, reason=RejectReason.CONFLICT, detail=_NAME_IN_USE.format(*action_id)
+    )
+    state.story.append(f"conflict {action_id}")
+
+
+_NAME_IN_USE: Final = "name: another client of task {0} uses the name {1}, or has used its number {2}; give each its own"
 
 
 def _refuse(
@@ -45,6 +76,7 @@ def _refuse(
     client = state.clients.get(action_id[:2])
     if client is not None:
         client.open += 1
+        client.ended.pop(action_id.n, None)  # it was refused before, without being seen
     owe(state, action, Outcome.REJECTED, reason, detail)
 
 
@@ -77,25 +109,35 @@ def _submit(state: State, key: str, action_id: ActionId, client: Client | None, 
     )
     state.payload_bytes += action.payload_bytes
     if spec.kind == "session.open":
-        action.opens = Session(id=action_id, idle_ttl_ns=spec.idle_ttl_ms * 1_000_000)
+        action.opens = Session(id=action_id, idle_ttl_ns=spec.idle_ttl_ms * 1_000_000, key=spec.key)
     state.actions[action_id] = action
     client.open += 1
+    client.ended.pop(action_id.n, None)
     if client.open == 1:
         state.timers.cancel(("client", action_id[:2]))
     state.story.append(f"submitted {action_id}")
     wrong = broken_rule(key, spec, payload)
     if action.opens is not None and not action_id.n:
         wrong = "id: 0 stands for no session, so it cannot open one"
+    early = action_id.n in client.cancelled_early
+    client.cancelled_early.discard(action_id.n)
+    first = client.keys.get(spec.key) if spec.key and not wrong else None
     if wrong:
         owe(state, action, Outcome.REJECTED, RejectReason.INVALID, wrong)
-    elif action_id.n in client.cancelled_early:
-        client.cancelled_early.discard(action_id.n)
+    elif first is not None and first.body != fold_keys.body_of(action, payload):
+        owe(state, action, Outcome.REJECTED, RejectReason.CONFLICT, f"key: it stands for another request, number {first.n}")
+    elif early:
         owe(state, action, Outcome.CANCELLED)
-    elif too_big := never_fits(state, action):
+    elif first is None and (too_big := never_fits(state, action)):
         owe(state, action, Outcome.REJECTED, RejectReason.NEVER_FITS, too_big)
     elif too_much := _over_limit(state, action):
         over = RejectReason.OVER_LIMIT
         owe(state, action, Outcome.REJECTED, over, too_much, retry_after_ms=limits.RETRY_AFTER_MS)
+    elif first is not None:
+        fold_keys.follow(state, action, first)
+    elif spec.key and not fold_keys.bind(state, client, action, payload):
+        rule = f"key: at most {limits.KEYS_PER_CLIENT_MAX} of one client may be in use"
+        owe(state, action, Outcome.REJECTED, RejectReason.OVER_LIMIT, rule)
     elif spec.deadline_ms == 0:
         owe(state, action, Outcome.EXPIRED)
     else:
@@ -150,11 +192,18 @@ def cancel_requested(state: State, task: str, message: m.CancelsRequested) -> No
     client = client_of(state, task, message)
     if client is None:
         return
+    replaced = is_replaced(client, message)
     for n in message.ids:
         action_id = ActionId(task, message.client, n)
+        if replaced and n >= client.others_below:
+            state.story.append(f"cancel of another's {action_id}")
+            continue
         action = state.actions.get(action_id)
         if action is not None:
             cancel(state, action)
+        elif (session := state.sessions.get(action_id)) is not None:
+            if session.phase is SessionPhase.OPEN:
+                ask_to_end(state, session, "cancelled")
         elif n >= client.done_below and not has_seen(client, n):
             if n - client.done_below < limits.CLIENT_SEEN_WIDTH_MAX:
                 client.cancelled_early.add(n)

@@ -5,7 +5,7 @@ from typing import Final
 
 from tangram import limits, subjects
 from tangram import messages as m
-from tangram.broker import Broker, StoredMessage, read_log
+from tangram.broker import Broker, StoredMessage, next_stored, read_log
 from tangram.scheduler.state import Action, ActionId
 
 _TRIES: Final = 3
@@ -75,21 +75,28 @@ class Payloads:
         for _ in range(_TRIES):
             place = self._checkpointed.get(action.id)
             if place is None:
-                seq = action.order[0]
-                for stored in await read_log(self._broker, subjects.STREAM, seq, batch=1):
-                    if stored.seq == seq:
-                        message = m.decode(stored.subject, stored.data)[1]
-                        assert isinstance(message, m.ActionsSubmitted)
-                        return _of_submission(stored, message, open_)
+                stored = await self._stored(subjects.STREAM, action.order[0])
+                if stored is not None:
+                    message = m.decode(stored.subject, stored.data)[1]
+                    assert isinstance(message, m.ActionsSubmitted)
+                    return _of_submission(stored, message, open_)
             else:
-                for stored in await read_log(self._broker, subjects.CHECKPOINTS, place, batch=1):
-                    if stored.seq == place:
-                        part = m.decode_checkpoint_payloads(stored.data)
-                        named = zip((ActionId(*each) for each in part.ids), part.payloads, strict=True)
-                        return [(action_id, payload) for action_id, payload in named if action_id in open_]
+                stored = await self._stored(subjects.CHECKPOINTS, place)
+                if stored is not None:
+                    part = m.decode_checkpoint_payloads(stored.data)
+                    named = zip((ActionId(*each) for each in part.ids), part.payloads, strict=True)
+                    return [(action_id, payload) for action_id, payload in named if action_id in open_]
             if self._checkpointed.get(action.id) == place:
                 break
         return []
+
+    async def _stored(self, stream: str, seq: int) -> StoredMessage | None:
+        for stored in await read_log(self._broker, stream, seq, batch=1):
+            if stored.seq == seq:
+                return stored
+        # A replica that lags may not have it yet: its stream's leader has the word.
+        found = await next_stored(self._broker, stream, seq)
+        return found if found is not None and found.seq == seq else None
 
 
 def _of_submission(

@@ -31,11 +31,12 @@ from tangram.broker import (
 from tangram.errors import TangramError
 from tangram.scheduler import checkpoints
 from tangram.scheduler.answers import answer
-from tangram.scheduler.compose import compose
+from tangram.scheduler.compose import Outgoing, cancels_for, compose
 from tangram.scheduler.fold import Folded, Record, step
 from tangram.scheduler.keeper import Keeper
 from tangram.scheduler.payloads import Payloads
 from tangram.scheduler.policies import POLICIES
+from tangram.scheduler.silence import Silence
 from tangram.scheduler.state import BEHAVIOUR, ActionId, State
 from tangram.scheduler.window import Window, plan
 from tangram.version import __version__
@@ -58,7 +59,8 @@ class SchedulerConfig:
     policy: str = "tangram"
     settings: dict[str, int] = field(default_factory=dict)
     silence_s: float = 30.0
-    """An executor without a heartbeat for so long, while our own connection works, is lost."""
+    """An executor without a heartbeat for so long, while our own connection works, is lost; and what a client that asked for
+    it (`cancel_on_disconnect`) has open is cancelled."""
 
 
 class Superseded(Exception):
@@ -88,16 +90,16 @@ class SchedulerService:
         self._asks: list[tuple[float, Delivery, m.Ask]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._keeping: asyncio.Task[None] | None = None
-        self._heard_s: dict[str, float] = {}
-        """When each live incarnation was last heard of, or since when we listen."""
-        self._checked_s = time.monotonic()
+        self._silence: Silence[str | tuple[str, str]] = Silence(config.silence_s, time.monotonic())
+        """Of live incarnations, and of clients (task, name) that asked for it."""
         self._stop = asyncio.Event()
 
     async def run(self) -> None:
         """Raises Superseded, NewerVersion, or BrokerError when the connection is closed for good."""
         asks = await self.broker.subscribe("tangram.ask.*.*", self._on_ask)
         beats = await self.broker.subscribe("tangram.heartbeats.*", self._on_heartbeat)
-        forget = self.broker.on_reconnect(self._heard_s.clear)
+        client_beats = await self.broker.subscribe(subjects.CLIENT_HEARTBEATS, self._on_client_heartbeat)
+        forget = self.broker.on_reconnect(self._silence.forget)
         restored = await checkpoints.restore(self.broker)
         if restored is not None:
             await checkpoints.read_payloads(self.broker, restored, self._payloads)
@@ -119,6 +121,7 @@ class SchedulerService:
                     await asyncio.sleep(LEAD_RETRY_S)
         finally:
             forget()
+            await client_beats.unsubscribe()
             await beats.unsubscribe()
             await asks.unsubscribe()
             await self._reader.close()
@@ -202,7 +205,8 @@ class SchedulerService:
             elif isinstance(folded.message, m.ActionsFinished):
                 _, task, client = message.subject.rsplit(".", 2)
                 for n in folded.message.ids:
-                    self._payloads.drop(ActionId(task, client, n))
+                    if (action := ActionId(task, client, n)) not in self.state.actions:  # else it was about another
+                        self._payloads.drop(action)
             elif isinstance(folded.message, m.ExecutorJoined) and self.leading.is_set():
                 assert folded.address is not None
                 self._spawn(self._make_consumer(folded.message.incarnation, folded.address.first, message.seq))
@@ -303,35 +307,38 @@ class SchedulerService:
 
     def _on_heartbeat(self, delivery: Delivery) -> None:
         try:
-            self._heard_s[m.decode_heartbeat(delivery.data).incarnation] = time.monotonic()
+            self._silence.heard(m.decode_heartbeat(delivery.data).incarnation, time.monotonic())
         except m.MALFORMED as error:
             log.warning("heartbeat on %s dropped: %s", delivery.subject, error)
 
+    def _on_client_heartbeat(self, delivery: Delivery) -> None:
+        _, _, task, client = delivery.subject.split(".")
+        self._silence.heard((task, client), time.monotonic())
+
     async def _silent(self) -> list[tuple[str, bytes]]:
-        """Losses to write, once a second. What a lost incarnation holds stays held until somebody proves it dead, so a loss
-        that was none costs outcomes and no safety; it reads of it in the log, ends what it runs, and joins anew."""
-        now_s = time.monotonic()
-        since_s = now_s - self._checked_s
-        if since_s < 1.0:
+        """Losses to write, once a second, and what ends with a client. What a lost incarnation holds stays held until somebody
+        proves it dead, so a loss that was none costs outcomes and no safety; it reads of it in the log, ends what it runs, and
+        joins anew."""
+        now_s, state = time.monotonic(), self.state
+        if not self._silence.due(now_s):
             return []
-        self._checked_s = now_s
-        if since_s - 1.0 > self.config.silence_s / 2:  # we were stopped ourselves: what was said meanwhile is still unread
-            self._heard_s.clear()
-        live = [holder for holder in self.state.incarnations.values() if holder.live]
-        self._heard_s = {holder.id: self._heard_s.get(holder.id, now_s) for holder in live}
-        silent = [holder for holder in live if now_s - self._heard_s[holder.id] > self.config.silence_s]
-        if not silent:
+        live = {holder.id: holder for holder in state.incarnations.values() if holder.live}
+        in_sandboxes = {session.id[:2] for session in state.sessions.values()}
+        clients = [
+            who for who, client in state.clients.items() if client.cancel_on_disconnect and (client.open or who in in_sandboxes)
+        ]
+        if not self._silence.silent([*live, *clients], now_s):
             return []
         await self.broker.rtt()  # raises if it is we who hear nothing
+        silent = self._silence.silent([*live, *clients], now_s)  # without those whose word was on its way
+        outgoing = [outgoing for who in silent if isinstance(who, tuple) for outgoing in cancels_for(state, *who)]
         reason = f"silent for {self.config.silence_s:g} s"
-        log.warning("lost: %s", ", ".join(f"{holder.executor} ({holder.id})" for holder in silent))
-        return [
-            (
-                subjects.CLOCK,
-                m.encode(m.ExecutorLost(epoch=self.state.epoch, executor=holder.executor, incarnation=holder.id, reason=reason)),
-            )
-            for holder in silent
-        ]
+        for holder in [live[who] for who in silent if isinstance(who, str)]:
+            lost = m.ExecutorLost(epoch=state.epoch, executor=holder.executor, incarnation=holder.id, reason=reason)
+            outgoing.append(Outgoing(subjects.CLOCK, lost))
+        if outgoing:
+            log.warning("%s: %s", reason, ", ".join(who if isinstance(who, str) else "client " + "/".join(who) for who in silent))
+        return [(subject, m.encode(message)) for subject, message in outgoing]
 
     # --- questions ---------------------------------------------------------------------------------------------
 

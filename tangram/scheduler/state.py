@@ -6,6 +6,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from tangram import messages as m
+from tangram.outcomes import Outcome
 from tangram.scheduler.cores import CorePool
 from tangram.scheduler.ready import Order, ReadyQueue
 from tangram.scheduler.timers import Timers
@@ -48,7 +49,7 @@ class Phase(IntEnum):
 
     NEW = 0
     WAITING = 1
-    """Behind other actions of its session."""
+    """Behind other actions of its session, or for the outcome of the first of its key."""
     READY = 2
     """In a queue; a pass may decide it."""
     DECIDED = 3
@@ -124,6 +125,8 @@ class Session:
     current: ActionId | None = None
     """The action that is READY or DECIDED, or whose units are not back yet."""
     waiting: "deque[Action]" = field(default_factory=deque)
+    key: str = ""
+    """The caller's own, of the action that opens it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -160,6 +163,23 @@ class Host:
 
 
 @dataclass(slots=True, eq=False)
+class Bound:
+    """What a caller's own key stands for: the first action that was submitted with it."""
+
+    n: int
+    body: bytes
+    """A hash of what was asked for."""
+    session: int = 0
+    """That it runs in."""
+    seq: int = 0
+    """Of the stored message that has its outcome; 0 while it is open."""
+    outcome: Outcome = Outcome.OK
+    """If it has ended."""
+    waiting: dict[int, None] = field(default_factory=dict)
+    """Later actions of the same key, which share its outcome when it ends."""
+
+
+@dataclass(slots=True, eq=False)
 class Client:
     """Which ids of a client were seen: all below `contiguous`, and those in `sparse`."""
 
@@ -170,6 +190,16 @@ class Client:
     cancelled_early: set[int] = field(default_factory=set)
     """Cancels that came before their action."""
     open: int = 0
+    instance: int = 0
+    """The process that uses its name now; 0 if none has said which it is."""
+    others_below: int = 0
+    """Seen ids below this are of earlier processes of its name."""
+    ended: dict[int, int] = field(default_factory=dict)
+    """Where the outcomes stand that a process of this client may not have read: id -> sequence. Of the present process those
+    not below `done_below`, of earlier ones whatever was left."""
+    cancel_on_disconnect: bool = False
+    keys: dict[str, Bound] = field(default_factory=dict)
+    """The caller's own keys that stand for an action."""
 
 
 @dataclass(slots=True)
@@ -177,6 +207,9 @@ class Owed:
     """What the leader has to write, until it is seen in the log. Each is a dict for its order and O(1) removal."""
 
     rulings: dict[ActionId, m.Result] = field(default_factory=dict)
+    conflicts: dict[tuple[ActionId, bytes], m.Result] = field(default_factory=dict)
+    """(id, nonce) of submissions that were refused because their id is another's; the action of that id, if there is one, has
+    nothing to do with it."""
     cancels: dict[tuple[str, GrantKey], None] = field(default_factory=dict)
     ends: dict[tuple[str, ActionId], str] = field(default_factory=dict)
     dismissals: dict[str, str] = field(default_factory=dict)
@@ -186,7 +219,7 @@ class Owed:
     """incarnation -> (executor, reason): tells a process that is still there that it was replaced."""
 
     def __bool__(self) -> bool:
-        return bool(self.rulings or self.cancels or self.ends or self.dismissals or self.fillers or self.losses)
+        return bool(self.rulings or self.conflicts or self.cancels or self.ends or self.dismissals or self.fillers or self.losses)
 
 
 @dataclass(slots=True)

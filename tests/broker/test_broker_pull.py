@@ -11,7 +11,17 @@ from typing import Any
 
 import pytest
 
-from tangram.broker import Broker, BrokerUnavailable, Delivered, EmbeddedServer, PullLoop, delete_consumer, ensure_consumer
+from tangram.broker import (
+    ApiError,
+    Broker,
+    BrokerUnavailable,
+    Delivered,
+    EmbeddedServer,
+    PullLoop,
+    consumer_exists,
+    delete_consumer,
+    ensure_consumer,
+)
 from tangram.broker.server_binary import find_server
 from tangram.broker.wire import Delivery
 
@@ -249,3 +259,15 @@ async def test_closed_for_good_ends_the_wait(connect: Connect, make_stream: Make
         with pytest.raises(BrokerUnavailable):
             await waiting
         await loop.close()
+
+
+async def test_whether_a_consumer_exists(connect: Connect, make_stream: MakeStream) -> None:
+    async with connect() as broker:
+        with pytest.raises(ApiError):
+            await consumer_exists(broker, "S", "c")
+        await make_stream(broker)
+        assert not await consumer_exists(broker, "S", "c")
+        await ensure(broker)
+        assert await consumer_exists(broker, "S", "c")
+        await delete_consumer(broker, "S", "c")
+        assert not await consumer_exists(broker, "S", "c")

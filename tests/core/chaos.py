@@ -9,10 +9,13 @@ from collections.abc import Callable
 from random import Random
 from typing import Final, TypeVar
 
+from msgspec.structs import replace
+
 from tangram import limits, subjects
 from tangram import messages as m
 from tangram.outcomes import Outcome
 from tangram.scheduler.checkpoint import dump, load
+from tangram.scheduler.fold_clients import next_n
 from tangram.scheduler.policies import POLICIES
 from tangram.scheduler.state import ActionId, HostKey
 from tests.core import invariants
@@ -56,6 +59,9 @@ class Chaos:
         self.known: list[ActionId] = []
         """All ids that any client has used."""
         self.opens: list[ActionId] = []
+        self.instances: dict[tuple[str, str], int] = {}
+        self.keyed: dict[tuple[str, str, str], m.ActionSpec] = {}
+        """What was last asked for under each key."""
         self.steps = 0
 
     # --- choices ---
@@ -80,7 +86,9 @@ class Chaos:
         key = "gpu" if self.chance(5) else "cpu"
         items = [self._item(task, client, key) for _ in range(1 + self.random.randrange(3))]
         below = self.done_below.get((task, client), 0)
-        self.world.send_actions(task, client, items, key=key, done_below=below)
+        instance = self.instances.get((task, client), 0)
+        flag = self.chance(50)
+        self.world.send_actions(task, client, items, key=key, done_below=below, instance=instance, cancel_on_disconnect=flag)
 
     def _item(self, task: str, client: str, key: str) -> Item:
         at = (task, client)
@@ -116,8 +124,13 @@ class Chaos:
                 cost = {}
         elif self.chance(3):
             session = 99
-        return m.ActionSpec(
+        own_key = self.pick(("k1", "k2")) if key == "cpu" and self.chance(20) else ""
+        asked = self.keyed.get((action.task, action.client, own_key))
+        if asked is not None and self.chance(70):
+            return replace(asked, nonce=self.world.nonce(action))
+        spec = m.ActionSpec(
             nonce=self.world.nonce(action),
+            key=own_key,
             kind=kind,
             cost=cost,
             session=session,
@@ -127,6 +140,9 @@ class Chaos:
             idle_ttl_ms=self.pick((1_000, 20_000)),
             hint=m.Hint(duration_us=1_000_000, parallel_ppm=self.pick((0, 500_000, 990_000))) if self.chance(50) else None,
         )
+        if own_key:
+            self.keyed[(action.task, action.client, own_key)] = spec
+        return spec
 
     def cancel(self) -> None:
         task, client = self.client()
@@ -142,6 +158,32 @@ class Chaos:
         below = self.random.randrange(self.next_n.get(at, 0) + 1)
         self.done_below[at] = max(below, self.done_below.get(at, 0))
         self.world.put(subjects.cancels(at[0]), m.CancelsRequested(client=at[1], ids=[], done_below=self.done_below[at]))
+
+    def impostor(self) -> None:
+        """Another process sends something under the id of an open action; or one that was replaced goes on."""
+        open_ = list(self.world.state.actions)
+        if open_ and self.chance(50):
+            action = self.pick(open_)
+            self.world.impostor(action, instance=self.instances.get(action[:2], 0))
+        at = self.client()
+        if self.instances.get(at, 0) > 1:
+            n = self.next_n.get(at, 0) + self.random.randrange(2)
+            self.world.impostor(ActionId(*at, n), instance=self.instances[at] - 1)
+
+    def take_name(self) -> None:
+        """A process comes back under its name, and asks where to go on."""
+        at = self.client()
+        known = self.world.state.clients.get(at)
+        self.next_n[at] = max(self.next_n.get(at, 0), next_n(known) if known is not None else 0)
+        self.instances[at] = self.instances.get(at, 0) + 1
+        cancels = m.CancelsRequested(client=at[1], ids=[], done_below=self.next_n[at], instance=self.instances[at])
+        self.done_below[at] = self.next_n[at]
+        self.world.put(subjects.cancels(at[0]), cancels)
+
+    def disconnect(self) -> None:
+        at = self.client()
+        if at in self.world.state.clients:
+            self.world.disconnect(*at)
 
     # --- the leader ---
 
@@ -337,6 +379,7 @@ class Chaos:
         ("submit", 30), ("cancel", 6), ("forget_below", 2), ("plan", 12), ("deliver", 14), ("decide", 14), ("take_over", 2),
         ("settings", 1), ("tick", 4), ("time", 8), ("lose", 2), ("stale", 1), ("join", 7), ("restart", 3), ("reboot", 1),
         ("read", 16), ("end", 22), ("give_back", 5), ("end_session", 3), ("answer_all", 4), ("send", 8), ("repeat", 3),
+        ("impostor", 3), ("take_name", 1), ("disconnect", 1),
         ("drain", 1), ("change", 2), ("leave", 1), ("die", 1), ("find_dead", 2), ("forge", 2), ("garbage", 2), ("checkpoint", 3),
     )  # fmt: skip
 
@@ -412,15 +455,42 @@ class Chaos:
             assert not host.pool.shared
             assert not any(host.used.values())
         assert world.finishes.keys() == world.accepted.keys()
-        first = first_outcomes(world)
+        every = outcomes(world)
+        first = {
+            action: every[(action, world.nonces[action])] for action in world.accepted if (action, world.nonces[action]) in every
+        }
         missing = world.accepted.keys() - first.keys()
         assert not missing, f"accepted without an outcome in the log: {missing}"
+        self._check_shared(first)
+        records = {record.seq: record for record in world.log}
+        for (task, name), client in state.clients.items():
+            for n, seq in client.ended.items():
+                _, message = m.decode(records[seq].subject, records[seq].data)
+                assert isinstance(message, m.ActionsFinished)
+                if (action := ActionId(task, name, n)) in first:  # else it was refused as it came
+                    assert m.encode(first[action]) in message.results, f"{action} did not end at {seq}"
+        for action, nonce in world.impostors:
+            told = every[(action, nonce)]
+            assert (told.outcome, told.reason) == (Outcome.REJECTED, "conflict")
         assert fold_again(world.log) == world.digests
 
+    def _check_shared(self, first: dict[ActionId, m.Result]) -> None:
+        """What shares the outcome of another never started, and says where that stands."""
+        started = {key.action for key in self.world.granted}
+        records = {record.seq: record for record in self.world.log}
+        for action, result in first.items():
+            if result.same_as:
+                assert action not in started
+                shared = ActionId(action.task, action.client, result.same_as)
+                assert first[shared].outcome is result.outcome
+                _, message = m.decode(records[result.at_seq].subject, records[result.at_seq].data)
+                assert isinstance(message, m.ActionsFinished)
+                assert m.encode(first[shared]) in message.results
 
-def first_outcomes(world: World) -> dict[ActionId, m.Result]:
-    """What clients read: for each action the first outcome in the log that carries its nonce."""
-    found: dict[ActionId, m.Result] = {}
+
+def outcomes(world: World) -> dict[tuple[ActionId, bytes], m.Result]:
+    """What clients read: for each action and nonce the first outcome in the log."""
+    found: dict[tuple[ActionId, bytes], m.Result] = {}
     for record in world.log:
         if record.subject.startswith("tangram.completions."):
             try:
@@ -430,9 +500,8 @@ def first_outcomes(world: World) -> dict[ActionId, m.Result]:
             _, _, task, client = record.subject.split(".")
             assert isinstance(message, m.ActionsFinished)
             for n, raw in zip(message.ids, message.results, strict=True):
-                action, result = ActionId(task, client, n), m.decode_result(raw)
-                if action in world.accepted and result.nonce == world.nonces[action]:
-                    found.setdefault(action, result)
+                result = m.decode_result(raw)
+                found.setdefault((ActionId(task, client, n), result.nonce), result)
     return found
 
 

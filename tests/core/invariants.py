@@ -17,6 +17,7 @@ def check(world: World) -> None:
     check_units(state)
     check_truth(world)
     check_clients(state)
+    check_keys(state)
     check_owed(state)
     assert state.skipped == world.garbage
     assert state.payload_bytes == sum(action.payload_bytes for action in state.actions.values())
@@ -41,6 +42,10 @@ def check_places(state: State) -> None:
             assert action.session is session
             assert state.actions.get(action.id) is action, f"{action.id} waits in its session and is not open"
             places[action.id] += 1
+    for key, client in state.clients.items():
+        for bound in client.keys.values():
+            ids = [ActionId(*key, n) for n in bound.waiting]
+            places.update(each for each in ids if state.actions[each].phase is Phase.WAITING)
     for action in state.actions.values():
         if action.phase is Phase.DECIDED:
             places[action.id] += 1
@@ -133,10 +138,36 @@ def check_clients(state: State) -> None:
         assert client.open == open_, f"{key}: {client.open} open, {open_} counted"
         assert all(n > client.contiguous for n in client.sparse)
         assert all(n >= client.done_below for n in client.cancelled_early)
+        assert all(n >= client.done_below or n < client.others_below for n in client.ended)
+        assert all(ActionId(*key, n) not in state.actions for n in client.ended)
+
+
+def check_keys(state: State) -> None:
+    """A key stands for an open action, for a session that lives, or for one that has ended not too long ago."""
+    timers = {key for _, keys in state.timers._buckets.items() for kind, key in keys if kind == "key"}
+    kept: set[tuple[str, str, str]] = set()
+    for (task, name), client in state.clients.items():
+        for key, bound in client.keys.items():
+            first = ActionId(task, name, bound.n)
+            assert (first in state.actions) == (bound.seq == 0), f"{key} of {first}: {bound}"
+            if bound.seq == 0:
+                assert state.actions[first].spec.key == key
+            else:
+                assert not bound.waiting
+                if first in state.sessions:
+                    assert state.sessions[first].phase is SessionPhase.OPEN
+                else:
+                    kept.add((task, name, key))
+            for n in bound.waiting:
+                assert state.actions[ActionId(task, name, n)].spec.key == key
+    assert timers == kept
 
 
 def check_owed(state: State) -> None:
     owed = state.owed
+    for (action_id, nonce), result in owed.conflicts.items():
+        assert result.nonce == nonce
+        assert action_id not in state.actions or state.actions[action_id].spec.nonce != nonce, f"{action_id} is told off"
     for incarnation, key in owed.cancels:
         assert state.incarnations[incarnation].live
         assert key in state.incarnations[incarnation].grants, f"a cancel is owed for {key}, which holds nothing"

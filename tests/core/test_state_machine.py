@@ -94,5 +94,6 @@ def test_chaos_gets_everywhere() -> None:
     for word in (
         "ok", "failed", "lost", "environment_lost", "expired", "cancelled", "rejected", "error", "void", "stale", "late", "dead",
         "duplicate", "wrong", "opened", "ended", "idle", "draining", "joined", "released", "granted", "skipped", "duplicate",
+        "conflict", "told", "instance", "bound", "follows", "free", "disconnect",
     ):  # fmt: skip
         assert word in seen, f"never seen: {word}"

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from tangram import messages as m
 from tangram import subjects
 from tangram.outcomes import Outcome
-from tangram.scheduler.compose import compose
+from tangram.scheduler.compose import cancels_for, compose
 from tangram.scheduler.fold import Folded, Record, step
 from tangram.scheduler.state import Action, ActionId, GrantKey, HostKey, Phase, State
 from tangram.scheduler.window import Window, plan
@@ -292,6 +292,8 @@ class World:
         """How often an accepted action was finished by the core."""
         self.granted: list[GrantKey] = []
         """In the order of the log."""
+        self.impostors: list[tuple[ActionId, bytes]] = []
+        """(id, nonce) of what was sent under an id or a name that another process has."""
         self.garbage = 0
         self.stories: list[str] = []
         """All that the core has said it did."""
@@ -511,12 +513,23 @@ class World:
         return self.nonces.setdefault(action, (len(self.nonces) + 1).to_bytes(8, "big"))
 
     def send_actions(
-        self, task: str, client: str, items: list[Item], *, key: str = "cpu", born: int = 0, done_below: int = 0
+        self,
+        task: str,
+        client: str,
+        items: list[Item],
+        *,
+        key: str = "cpu",
+        born: int = 0,
+        done_below: int = 0,
+        instance: int = 0,
+        cancel_on_disconnect: bool = False,
     ) -> None:
         message = m.ActionsSubmitted(
             client=client,
             born=born,
             done_below=done_below,
+            instance=instance,
+            cancel_on_disconnect=cancel_on_disconnect,
             ids=[item.n for item in items],
             specs=[item.spec for item in items],
             payloads=[item.payload for item in items],
@@ -524,17 +537,40 @@ class World:
         self.put(subjects.actions(key, task), message)
 
     def submit(
-        self, n: int | None = None, *, task: str = "t", client: str = "c", key: str = "cpu", kind: str = "run", **spec: object
+        self,
+        n: int | None = None,
+        *,
+        task: str = "t",
+        client: str = "c",
+        key: str = "cpu",
+        kind: str = "run",
+        instance: int = 0,
+        **spec: object,
     ) -> ActionId:
-        """One action of one client, with the rest of its spec by name; `cpu` and the like make its cost."""
+        """One action of one client, with the rest of its spec by name; `cpu` and the like make its cost, and `own_key` is the
+        caller's own."""
         if n is None:
             n = 1 + max((a.n for a in self.nonces if a[:2] == (task, client)), default=0)
         action = ActionId(task, client, n)
         cost = {name: spec.pop(name) for name in ("cpu", "memory", "gpu") if name in spec}
         demands = {name: low if isinstance(low, m.Demand) else m.Demand(low=low) for name, low in cost.items()}  # type: ignore[arg-type]
-        made = m.ActionSpec(nonce=self.nonce(action), kind=kind, cost=demands, **spec)  # type: ignore[arg-type]
-        self.send_actions(task, client, [self.item(action, made)], key=key)
+        own_key = str(spec.pop("own_key", ""))
+        made = m.ActionSpec(nonce=self.nonce(action), kind=kind, cost=demands, key=own_key, **spec)  # type: ignore[arg-type]
+        self.send_actions(task, client, [self.item(action, made)], key=key, instance=instance)
         return action
+
+    def impostor(self, action: ActionId, *, instance: int = 0) -> bytes:
+        """Another process sends something of its own under this id. Returns its nonce."""
+        nonce = b"other" + len(self.impostors).to_bytes(3, "big")
+        self.impostors.append((action, nonce))
+        spec = m.ActionSpec(nonce=nonce, kind="noop")
+        self.send_actions(action.task, action.client, [self.item(action, spec)], instance=instance)
+        return nonce
+
+    def disconnect(self, task: str, client: str) -> None:
+        """The leader ends what a client that has fallen silent has open."""
+        for subject, message in cancels_for(self.state, task, client):
+            self.put(subject, message)
 
     def cancel(self, *actions: ActionId) -> None:
         task, client, _ = actions[0]
@@ -552,16 +588,17 @@ class World:
         result = self.state.owed.rulings.get(action)
         return "" if result is None else result.outcome.value
 
-    def result(self, action: ActionId) -> m.Result | None:
+    def result(self, action: ActionId, nonce: bytes | None = None) -> m.Result | None:
         """The action's outcome by the client's rule: the first in the log that names it and carries its nonce."""
         subject = subjects.completions(action.task, action.client)
+        nonces = (self.nonces[action], bytes(8)) if nonce is None else (nonce,)
         for record in self.log:
             if record.subject == subject:
                 message = m.decode(subject, record.data)[1]
                 assert isinstance(message, m.ActionsFinished)
                 for n, raw in zip(message.ids, message.results, strict=True):
                     result = m.decode_result(raw)
-                    if n == action.n and result.nonce in (self.nonces[action], bytes(8)):
+                    if n == action.n and result.nonce in nonces:
                         return result
         return None
 

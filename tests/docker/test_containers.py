@@ -1,7 +1,6 @@
 """Containers that cannot be made, and none that is left behind."""
 
 import asyncio
-import contextlib
 import io
 import os
 import signal
@@ -20,6 +19,7 @@ from tangram.messages import SessionOpen
 from tangram.outcomes import ErrorReason, Outcome
 
 from .conftest import IMAGE, Lab, running
+from .interposer import interposed, silent_daemon
 
 
 async def test_missing_image_is_one_line(local: Lab) -> None:
@@ -71,29 +71,49 @@ async def test_image_with_its_own_user(lab: Lab, changes: str, home: str) -> Non
         await lab.engine.call("DELETE", "/images/tangram-test-user:latest", {"force": "1"})
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.01, 0.05, 0.1])
-async def test_cancelled_creation_leaves_nothing(local: Lab, delay: float) -> None:
-    opening = asyncio.create_task(local.open())
-    single = local.sh("sleep 97")
-    await asyncio.sleep(delay)
-    opening.cancel()
-    single.cancel()
-    await asyncio.gather(opening, single, return_exceptions=True)
-    end = time.monotonic() + 10
-    for key in list(local.backend._boxes):
-        await local.backend.close(key)
-    while await local.containers():
-        assert time.monotonic() < end
-        await asyncio.sleep(0.05)
-    await asyncio.sleep(0.3)
-    assert await local.containers() == []
+@pytest.mark.parametrize("cgroups", [None, False])
+@pytest.mark.parametrize("answered", [False, True], ids=["unseen", "unanswered"])
+@pytest.mark.parametrize("what", ["session", "program"])
+async def test_given_up_at_any_call_leaves_nothing(
+    docker: None, tmp_path: Path, cgroups: bool | None, answered: bool, what: str
+) -> None:
+    async with (
+        interposed(tmp_path / "docker.sock") as engine,
+        running(DockerConfig(image=IMAGE, cgroups=cgroups), engine.url) as lab,
+    ):
+        for n in range(100):
+            held = engine.hold_nth(n, answered=answered)
+            task = asyncio.ensure_future(lab.open()) if what == "session" else lab.sh("exit 3")
+            reached = asyncio.ensure_future(held.reached.wait())
+            await asyncio.wait({task, reached}, return_when=asyncio.FIRST_COMPLETED)
+            if not held.reached.is_set():
+                reached.cancel()
+                held.released.set()
+                break
+            task.cancel()
+            await asyncio.wait({task}, timeout=0.01)
+            held.released.set()
+            await asyncio.gather(task, return_exceptions=True)
+            await asyncio.wait_for(lab.backend.settled(), 20)
+            assert await lab.containers() == [], engine.calls[-10:]
+        assert n >= 4
+        if what == "session":
+            key, _ = await task
+            assert (await lab.backend.close(key)).outcome is Outcome.OK
 
 
-async def test_many_at_once_wait_for_their_turn(local: Lab) -> None:
-    began = time.monotonic()
-    ended = await asyncio.gather(*(local.sh("exit 3") for _ in range(16)))
-    assert [each.exit_code for each in ended] == [3] * 16, [each for each in ended if each.exit_code != 3]
-    assert time.monotonic() - began < 20
+async def test_closed_while_it_is_being_opened(docker: None, tmp_path: Path) -> None:
+    async with interposed(tmp_path / "docker.sock") as engine, running(DockerConfig(image=IMAGE), engine.url) as lab:
+        held = engine.hold(lambda line: "/start" in line)
+        key = SessionKey(*lab.key())
+        opening = asyncio.ensure_future(lab.backend.open(key, SessionOpen(), Grant()))
+        await held.reached.wait()
+        assert (await lab.backend.close(key)).outcome is Outcome.OK
+        # Whoever opens it is told, and not broken off.
+        assert (await opening).outcome is Outcome.CANCELLED
+        held.released.set()
+        await asyncio.wait_for(lab.backend.settled(), 20)
+        assert await lab.containers() == []
 
 
 async def test_stop_while_being_made(docker: None) -> None:
@@ -148,30 +168,6 @@ async def test_leftovers_of_a_killed_owner(docker: None) -> None:
     assert remove_incarnation(incarnation)
     assert await find(engine, incarnation) == []
     assert remove_incarnation(incarnation)
-
-
-@contextlib.asynccontextmanager
-async def silent_daemon(path: Path, answers: int = 0):  # type: ignore[no-untyped-def]
-    """Accepts and, after that many calls, never answers."""
-    writers: list[asyncio.StreamWriter] = []
-    left = answers
-
-    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal left
-        writers.append(writer)
-        left -= 1
-        if left >= 0:
-            body = b'{"ApiVersion":"1.41","MinAPIVersion":"1.12","Os":"linux"}'
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
-
-    server = await asyncio.start_unix_server(accept, path)
-    try:
-        yield f"unix://{path}"
-    finally:
-        server.close()
-        for writer in writers:
-            writer.transport.abort()
-        await server.wait_closed()
 
 
 async def test_silent_daemon_is_an_error_in_bounded_time(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import time
 
 from tangram import limits
 from tangram.executors.backend import Grant
-from tangram.outcomes import ErrorReason, Outcome, RejectReason
+from tangram.outcomes import Outcome, RejectReason
 
 from .conftest import CORES, Lab
 
@@ -123,9 +123,10 @@ async def test_a_fraction_of_a_core(lab: Lab) -> None:
     async with lab.session() as session:
         ended = await lab.python(script, session=session, grant=Grant(cores=(CORES[0],), millicores=200))
         assert float(ended.output.stdout) < 0.4, ended
-        # Others use this machine too.
-        shares = [float((await lab.python(script, session=session)).output.stdout) for _ in range(2)]
-        assert max(shares) > 0.3
+        # How much it then gets depends on who else uses this machine; what it may have does not.
+        show = "cd /sys/fs/cgroup; cat cpu.max 2>/dev/null || cat cpu/cpu.cfs_quota_us cpu/cpu.cfs_period_us"
+        quota, period = (await lab.sh(show, session=session)).output.stdout.split()
+        assert quota in (b"max", b"-1") or int(quota) >= int(period)
 
 
 async def test_overlapping_actions_do_not_slow_each_other(lab: Lab) -> None:
@@ -136,7 +137,7 @@ async def test_overlapping_actions_do_not_slow_each_other(lab: Lab) -> None:
             # Some begin just when the last of the others ends, after which the session would rest.
             running.append(lab.python("for _ in range(1_000_000): pass", session=session))
             await asyncio.sleep(delay)
-        assert {ended.outcome for ended in await asyncio.gather(*running)} == {Outcome.OK}
+        assert not [(each.outcome, each.detail) for each in await asyncio.gather(*running) if each.outcome is not Outcome.OK]
         assert time.monotonic() - began < 6
 
 
@@ -161,22 +162,6 @@ async def test_container_removed_behind_our_back(lab: Lab) -> None:
     for each in (await lab.run("true", session=key), await lab.write(key, "a", b""), await lab.read(key, "a")):
         assert each.outcome is Outcome.ENVIRONMENT_LOST, each
     assert (await lab.backend.close(key)).outcome is Outcome.OK
-
-
-async def test_unknown_exit_code_is_no_success(local: Lab) -> None:
-    from tangram.executors.docker.action import Action
-    from tangram.executors.docker.control import Use
-
-    class Alive:
-        async def alive(self) -> bool:
-            return True
-
-    class Box:
-        control, lost = Alive(), False
-
-    outcome, detail = await Action._outcome(None, None, None, Use(), Box())  # type: ignore[arg-type]
-    assert (outcome, "exit code" in detail) == (Outcome.ERROR, True)
-    assert ErrorReason.DAEMON
 
 
 async def test_large_input_and_more_output_when_asked_for(lab: Lab) -> None:

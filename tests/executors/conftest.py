@@ -79,15 +79,15 @@ async def eventually(true: Callable[[], bool], timeout_s: float = 5.0) -> None:
 class Lab:
     """A back end with short ways to use it."""
 
-    def __init__(self, folder: Path, cgroups: bool | Hierarchies) -> None:
+    def __init__(self, folder: Path, cgroups: bool | Hierarchies, **options: Any) -> None:
         self.folder = folder
-        self._cgroups = cgroups
+        self._options = {"cgroups": cgroups, **options}
         self._numbers = 0
         self.backend: ProcessBackend
 
     def begin(self) -> None:
         self.incarnation = uuid.uuid4().hex[:12]
-        self.backend = ProcessBackend(self.folder, self.incarnation, cgroups=self._cgroups)
+        self.backend = ProcessBackend(self.folder, self.incarnation, **self._options)
         self._descriptors = len(os.listdir("/proc/self/fd"))
 
     def key(self) -> ActionKey:

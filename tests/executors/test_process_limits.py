@@ -94,7 +94,7 @@ async def test_cores_that_do_not_exist_are_an_error_not_a_guess(lab: Lab) -> Non
 
 
 async def test_what_is_exact_is_said(limited: Lab) -> None:
-    assert limited.backend.enforces == {"cores", "cpu", "memory", "kill"}
+    assert limited.backend.enforces == {"cores", "cpu", "memory", "processes", "kill"}
 
 
 async def test_a_program_cannot_leave_its_cores(limited: Lab) -> None:
@@ -121,7 +121,7 @@ async def test_a_whole_core_follows_a_fraction(limited: Lab) -> None:
 async def test_cores_that_cannot_be_pinned_are_bounded_by_time(tmp_path: Path) -> None:
     script = "import os,time\nos.fork()\nos.sched_setaffinity(0, range(os.cpu_count()))\n" + BURN.format(0.5) + "\nos.wait()"
     async with running(Lab(tmp_path, without("cpuset"))) as lab:
-        assert lab.backend.enforces == {"cpu", "memory", "kill"}
+        assert lab.backend.enforces == {"cpu", "memory", "processes", "kill"}
         ended = await lab.run(*PYTHON, script, grant=whole(ONE_CORE))
         assert ended.cpu_ns < 1.25 * ended.run_ns
         assert (await lab.sh("nproc", grant=whole(*CORES))).output.stdout == b"%d\n" % len(CORES)
@@ -283,3 +283,33 @@ async def test_times_add_up(lab: Lab) -> None:
     took = time.monotonic_ns() - began
     assert 0 < ended.startup_ns < 0.2e9
     assert 0.2e9 <= ended.run_ns <= took - ended.startup_ns
+
+
+async def test_a_fork_bomb_is_bounded_and_its_neighbour_is_not_affected(tmp_path: Path) -> None:
+    bomb = """
+import os, time
+made = 0
+for _ in range(2000):
+    try:
+        if os.fork() == 0: time.sleep(97)
+        made += 1
+    except BlockingIOError: pass
+print(made)
+"""
+    async with running(Lab(tmp_path, hierarchies("cgroups"), processes_max=256)) as lab:
+        ended = await lab.run(*PYTHON, bomb)
+        assert (ended.outcome, int(ended.output.stdout)) == (Outcome.OK, 255)
+        session, neighbour = await lab.open(), await lab.open()
+        full = asyncio.Event()
+        script = bomb.replace("print(made)", "print(made, flush=True); time.sleep(97)")
+        key = lab.key()
+        bombing = lab.run(*PYTHON, script, key=key, session=session, timeout_ms=100_000, on_output=lambda *_: full.set())
+        await full.wait()
+        ended = await lab.sh("for i in 1 2 3 4 5; do sleep 0.01 & done; wait", session=neighbour)
+        assert (ended.outcome, ended.output.stderr) == (Outcome.OK, b"")
+        lab.backend.kill(key)
+        assert (await bombing).outcome is Outcome.CANCELLED
+        # What the bomb was is gone, and as soon as init has noticed, its session can be used again.
+        end = time.monotonic() + 20
+        while (await lab.sh("sleep 0 & wait", session=session)).outcome is not Outcome.OK:
+            assert time.monotonic() < end

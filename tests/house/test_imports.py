@@ -28,7 +28,7 @@ USE_INSTEAD = {
     "subprocess": "an instruction that the executor's back end performs",
     "uvloop": "a plain function; tangram.roles starts the loop",
 }
-IMPURE_SCHEDULER = {f"tangram.scheduler.{name}" for name in ("service", "answers", "payloads", "checkpoints", "keeper")}
+IMPURE_SCHEDULER = {f"tangram.scheduler.{name}" for name in ("service", "answers", "payloads", "checkpoints", "keeper", "recall")}
 PURE = {
     "tangram.messages", "tangram.subjects", "tangram.outcomes", "tangram.limits", "tangram.errors", "tangram.rules",
     "tangram.producers.request", "tangram.producers.pending", "tangram.producers.result",
@@ -45,6 +45,7 @@ def module_name(path: Path) -> str:
 
 FILES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 PURE |= {name for name in FILES if name.startswith("tangram.scheduler.") and name not in IMPURE_SCHEDULER}
+PURE |= {name for name in FILES if name.startswith("tangram.simulation.")} - {"tangram.simulation.workloads"}  # draws from a seed
 
 
 def is_type_checking(test: ast.expr) -> bool:

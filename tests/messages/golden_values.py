@@ -232,6 +232,12 @@ VALUES: Final[dict[str, msgspec.Struct]] = {
     "Answer.least": m.Answer(through_seq=9),
     "Answer.full": m.Answer(through_seq=9, epoch=3, open=[1], unseen=[2], completions=[(8, b"stored")]),
     "Answer.next": m.Answer(through_seq=9, next_n=4),
+    "Ask.recall": m.Ask(ids=[1], stored_seq=4, recall=True, keys=["order-17"]),
+    "Ask.at": m.Ask(at_seq=8),
+    "Answer.recall": m.Answer(through_seq=9, open=[1], nonces=[NONCE], outcomes=[(2, 8)], keys=[("order-17", 2)]),
+    "ActionsSubmitted.instance": m.ActionsSubmitted(client="c", ids=[], specs=[], payloads=[], instance=6),
+    "CancelsRequested.instance": m.CancelsRequested(client="c", ids=[], instance=6),
+    "Result.same": m.Result(nonce=NONCE, outcome=Outcome.OK, same_as=3, at_seq=8),
     "OutputChunk.least": m.OutputChunk(n=7, stream="stderr", data=b"\xff"),
     "OutputChunk.full": m.OutputChunk(n=7, stream="stderr", offset=3, data=b"\xff"),
 }  # fmt: skip

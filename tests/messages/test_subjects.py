@@ -28,10 +28,12 @@ NOT_STORED: dict[str, tuple[Callable[..., str], int]] = {
     "results": (subjects.results, 2),
     "ask": (subjects.ask, 2),
     "heartbeats": (subjects.heartbeats, 1),
+    "client_heartbeats": (subjects.client_heartbeats, 2),
     "output": (subjects.output, 2),
     "dead": (subjects.dead, 1),
 }
 OTHERS: dict[str, tuple[Callable[..., str], int]] = {
+    "actions_of": (subjects.actions_of, 1),
     "decisions_of": (subjects.decisions_of, 1),
     "consumer": (subjects.consumer, 1),
 }

@@ -110,3 +110,48 @@ def test_an_answer_settles_what_it_brings_and_names_what_to_send_again(ledger: L
     answer = m.Answer(through_seq=9, unseen=[lost, on_its_way], completions=[(8, finished(ended))])
     assert ledger.answered([ended, lost, on_its_way], answer, 0.0, 60.0) == [lost]
     assert [result.outcome for result in waiter.results] == [Outcome.OK]
+
+
+def test_an_action_of_an_earlier_process_is_settled_by_its_nonce_alone(ledger: Ledger) -> None:
+    right, wrong, later = Waiter(), Waiter(), Waiter()
+    ledger.recalled = {7: [(NONCE, right), (b"notmynon", wrong)], 8: [(NONCE, later)]}
+    ledger.live(5, 0, finished(7, outcome=Outcome.FAILED))
+    assert ([r.outcome for r in right.results], wrong.results, later.results) == ([Outcome.FAILED], [], [])
+    assert list(ledger.recalled) == [8]
+    assert ledger.done_below == 1  # it says nothing about our own numbers
+
+
+def test_an_own_action_that_is_recalled_too_settles_both(ledger: Ledger) -> None:
+    n, waiter = add(ledger)
+    recalled = Waiter()
+    ledger.recalled = {n: [(NONCE, recalled)]}
+    ledger.take(finished(n))
+    assert [len(each.results) for each in (waiter, recalled)] == [1, 1]
+    assert (ledger.open, ledger.recalled) == ({}, {})
+
+
+def test_what_shares_an_outcome_is_handed_on_to_be_read(ledger: Ledger) -> None:
+    n, waiter = add(ledger)
+    shared: list[tuple[object, int, int]] = []
+    ledger.on_shared = lambda who, result: shared.append((who, result.same_as, result.at_seq))
+    ruling = m.encode(m.Result(nonce=NONCE, outcome=Outcome.OK, same_as=3, at_seq=8))
+    ledger.take(m.encode(m.ActionsFinished(ids=[n], results=[ruling], outputs=[b""])))
+    assert shared == [(waiter, 3, 8)]
+    assert (waiter.results, ledger.open) == ([], {})
+
+
+def test_an_open_action_of_our_number_and_not_of_ours_is_a_conflict(ledger: Ledger) -> None:
+    mine, mine_waiter = add(ledger)
+    theirs, their_waiter = add(ledger)
+    on_its_way, _ = add(ledger, stored=False)
+    answer = m.Answer(through_seq=9, open=[mine, theirs, on_its_way], nonces=[NONCE, b"notmynon", b"notmynon"])
+    assert ledger.answered([mine, theirs, on_its_way], answer, 0.0, 60.0) == []
+    assert mine_waiter.results == []
+    assert [(r.outcome, r.reason) for r in their_waiter.results] == [(Outcome.REJECTED, "conflict")]
+    assert list(ledger.open) == [mine, on_its_way]
+
+
+def test_an_older_scheduler_names_no_nonces(ledger: Ledger) -> None:
+    n, waiter = add(ledger)
+    ledger.answered([n], m.Answer(through_seq=9, open=[n]), 0.0, 60.0)
+    assert (list(ledger.open), waiter.results) == ([n], [])

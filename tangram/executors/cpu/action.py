@@ -8,25 +8,25 @@ from collections.abc import Mapping
 from msgspec import Struct, field
 
 from tangram import limits
-from tangram.executors.backend import ActionKey, Ended, Grant, OnOutput, SessionKey
+from tangram.executors.attempt import Attempt, error, invalid
+from tangram.executors.backend import Ended, SessionKey
 from tangram.executors.cpu import environment
 from tangram.executors.cpu.fence import Enclosure, Fence
 from tangram.executors.cpu.files import DISK_ERRORS
 from tangram.executors.cpu.folders import Folder
-from tangram.executors.cpu.output import Held, Reader
+from tangram.executors.cpu.output import Reader
 from tangram.executors.cpu.spawn import spawn
-from tangram.executors.cpu.supervise import Program, now_ns
-from tangram.messages import Output, Run
-from tangram.outcomes import ErrorReason, Outcome, RejectReason
+from tangram.executors.cpu.supervise import Program
+from tangram.messages import Output
+from tangram.outcomes import ErrorReason, Outcome
 
 
-def failed(error: OSError) -> Ended:
+def failed(problem: OSError) -> Ended:
     """The host could not do what was asked: `error`, or `rejected` if the request itself was too large for it."""
-    detail = str(error)[: limits.DETAIL_LENGTH_MAX]
-    if error.errno == errno.E2BIG:
-        return Ended(outcome=Outcome.REJECTED, reason=RejectReason.INVALID, detail=f"argv, env: {detail}")
-    reason = ErrorReason.DISK if error.errno in DISK_ERRORS else ErrorReason.INTERNAL
-    return Ended(outcome=Outcome.ERROR, reason=reason, detail=detail)
+    detail = str(problem)[: limits.DETAIL_LENGTH_MAX]
+    if problem.errno == errno.E2BIG:
+        return invalid(f"argv, env: {detail}")
+    return error(ErrorReason.DISK if problem.errno in DISK_ERRORS else ErrorReason.INTERNAL, detail)
 
 
 class SessionState(Struct, kw_only=True, eq=False):
@@ -71,56 +71,28 @@ class SessionState(Struct, kw_only=True, eq=False):
         self.sinks.clear()
 
 
-class Action:
-    """An attempt. `end` may be called at any time, also before `perform`."""
+class Action(Attempt):
+    """fence: set while it may have processes."""
 
-    def __init__(
-        self,
-        incarnation: str,
-        key: ActionKey,
-        attempt: int,
-        payload: Run,
-        grant: Grant,
-        timeout_ms: int,
-        env: Mapping[str, str],
-        on_output: OnOutput | None,
-        held: Held,
-    ) -> None:
-        self.key = key
-        self.attempt = attempt
-        self.payload = payload
-        self.marks = [f"{environment.ACTION}={key}", f"{environment.ATTEMPT}={attempt}"]
-        self._incarnation = incarnation
-        self._called_ns = now_ns()
-        self._grant = grant
-        self._timeout_ms = timeout_ms
-        self._env = env
-        self._on_output = on_output
-        self._held = held
-        self._early: Outcome | None = None
-        self.fence: Fence | None = None
-        """Set while it may have processes."""
-        self._program: Program | None = None
+    fence: Fence | None = None
+    program: Program | None = None
 
-    def end(self, cause: Outcome) -> None:
-        """Asks for the end; without effect once the program has ended or another reason was given."""
-        if self._program is not None:
-            self._program.end(cause)
-        elif self._early is None:
-            self._early = cause
+    @property
+    def marks(self) -> list[str]:
+        return [f"{environment.ACTION}={self.key}", f"{environment.ATTEMPT}={self.attempt}"]
 
     async def perform(self, folder: Folder, enclosure: Enclosure, session: SessionState | None) -> Ended:
         """Runs the program in `folder` and `enclosure`. Raises OSError if it could not be started."""
-        if self._early is not None:
-            return self._not_begun(self._early)
-        enclosure.grant(self._grant)
-        fence = enclosure.fence(f"{self.key.n}.{self.attempt}", self.marks, self._grant.memory_mib)
+        if self.early is not None:
+            return self.not_begun(self.early)
+        enclosure.grant(self.grant)
+        fence = enclosure.fence(f"{self.key.n}.{self.attempt}", self.marks, self.grant.memory_mib)
         try:
             program = self._start(folder, fence, session)
         except BaseException:
             fence.remove()
             raise
-        self.fence, self._program = fence, program
+        self.fence, self.program = fence, program
         clean = False
         try:
             await program.ended
@@ -136,25 +108,12 @@ class Action:
                 fence.remove()
                 self.fence = None
 
-    def _not_begun(self, cause: Outcome) -> Ended:
-        return Ended(outcome=cause, detail="ended before it began", session_lost=cause is Outcome.ENVIRONMENT_LOST)
-
     def _start(self, folder: Folder, fence: Fence, session: SessionState | None) -> Program:
-        env = environment.build(
-            self._incarnation,
-            self.key,
-            self.attempt,
-            None if session is None else session.key,
-            max(1, len(self._grant.cores)),
-            folder.home,
-            folder.tmp,
-            [*([] if session is None else [session.env]), self.payload.env, self._env],
-        )
+        key, session_env = (None, {}) if session is None else (session.key, session.env)
+        env = self.environment(environment.of_host(folder.home, folder.tmp), key, session_env)
         child = spawn(self.payload.argv, env, folder.home / self.payload.cwd, self.payload.stdin, fence.entries, fence.affinity)
         fence.started(child.pid)
-        return Program(
-            child, self._timeout_ms, self._called_ns, self._on_output, output_max=self.payload.output_max, held=self._held
-        )
+        return Program(child, self.timeout_ms, self.called_ns, self.on_output, output_max=self.payload.output_max, held=self.held)
 
     async def _finish(self, program: Program, fence: Fence, session: SessionState | None) -> tuple[Ended, bool]:
         """After the main process ended or was asked to: kills or parks the rest, and says how it went, and whether

@@ -1,19 +1,21 @@
 """Fences made of control groups: exact cores, exact cpu time, and a kill that nothing escapes.
 
 Groups are tangram/<incarnation>/<session>/<action>, or tangram/<incarnation>/<action> for an action without a session.
-On v1 cores and cpu time are set on the session's groups, memory and the holding group are the action's own; on v2 an
-action is one leaf below the session. What a session's actions left running is in its leaf `idle`.
+On v1 cores, cpu time and the number of processes are set on the session's groups, memory and the holding group are the
+action's own; on v2 an action is one leaf below the session. What a session's actions left running is in its leaf `idle`.
 """
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from tangram import limits
 from tangram.executors.backend import Grant
 from tangram.executors.cpu import groups, kernel
-from tangram.executors.cpu.fence import Usage
+from tangram.executors.cpu.fence import POLL_S, Usage
 from tangram.executors.cpu.hierarchies import Hierarchies, make_all, open_cpuset, remove_tree
 
 IDLE: Final = "idle"
@@ -21,6 +23,7 @@ IDLE_QUOTA_US: Final = (groups.QUOTA_US_MIN, groups.PERIOD_US_MAX)
 """What runs on between actions gets 1 ms of cpu per second: the least the kernel grants."""
 
 
+REAP_S: Final = 0.5
 _CORES: Final = {False: "cpuset.cpus", True: "cpuset.cpus.effective"}
 """The file that says which cores a group really has, by whether it is v2."""
 
@@ -46,7 +49,13 @@ class GroupFence:
         return self._holder.empty()
 
     async def clear(self, budget_s: float) -> bool:
-        return await self._holder.clear(budget_s)
+        if not await self._holder.clear(budget_s):
+            return False
+        # The dead count until init has read how they ended, and the session's next program needs places.
+        end = time.monotonic() + REAP_S
+        while self._enclosure.crowded() and time.monotonic() < end:  # noqa: ASYNC110 (nothing announces it)
+            await asyncio.sleep(POLL_S[-1])
+        return True
 
     async def park(self, budget_s: float) -> bool:
         targets = self._enclosure.idle_groups()
@@ -102,6 +111,14 @@ class GroupEnclosure:
                 kernel.write(self._groups["hold"] / "cgroup.subtree_control", " ".join(f"+{role}" for role in inner))
         if memory_mib and "memory" in self._groups:
             groups.write_memory(self._groups["memory"], memory_mib, v2=self.hierarchies.v2)
+        if "pids" in self._groups:
+            groups.write_processes(self._groups["pids"], grounds.processes_max)
+
+    def crowded(self) -> bool:
+        """Whether a session has used up most of its processes."""
+        if self._single or "pids" not in self._groups:
+            return False
+        return kernel.number(self._groups["pids"] / "pids.current") > self.grounds.processes_max // 2
 
     def _make(self, role: str) -> Path:
         if role not in self._groups:
@@ -183,11 +200,11 @@ class GroupEnclosure:
 class GroupGrounds:
     """The groups of one incarnation. Raises OSError when they cannot be made."""
 
-    def __init__(self, hierarchies: Hierarchies, incarnation: str) -> None:
-        self.hierarchies = hierarchies
+    def __init__(self, hierarchies: Hierarchies, incarnation: str, processes_max: int = limits.PROCESSES_MAX) -> None:
+        self.hierarchies, self.processes_max = hierarchies, processes_max
         self.bases = make_all(hierarchies, incarnation)
         self.paths: Sequence[Path] = tuple(dict.fromkeys(self.bases.values()))
-        names = {"cpuset": "cores", "cpu": "cpu", "memory": "memory", "hold": "kill"}
+        names = {"cpuset": "cores", "cpu": "cpu", "memory": "memory", "pids": "processes", "hold": "kill"}
         self.enforces = frozenset(names[role] for role in self.bases if role in names)
         self._holder = groups.Holder(self.bases["hold"], has_kill=hierarchies.has_kill)
         self._stale: list[Path] = []

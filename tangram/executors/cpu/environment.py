@@ -47,25 +47,17 @@ def environment_objection(env: Mapping[str, str]) -> str:
 
 
 def build(
+    base: Mapping[str, str],
     incarnation: str,
     key: ActionKey,
     attempt: int,
     session: SessionKey | None,
     units: int,
-    home: Path,
-    tmp: Path,
     layers: Iterable[Mapping[str, str]],
 ) -> dict[str, str]:
-    """The whole environment of one attempt; later `layers` win over earlier ones, the marks over all."""
-    env = {
-        "PATH": os.environ.get("PATH") or _PATH_DEFAULT,
-        "LANG": os.environ.get("LANG") or "C.UTF-8",
-        # A file written twice in one second, with the same size, would be run from the stale bytecode of the first.
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "HOME": str(home),
-        "TMPDIR": str(tmp),
-    }
-    env.update(dict.fromkeys(THREADS, str(units)))
+    """The whole environment of one attempt; later `layers` win over earlier ones and over `base`, the marks over all."""
+    # A file written twice in one second, with the same size, would be run from the stale bytecode of the first.
+    env = {"LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1", **base, **dict.fromkeys(THREADS, str(units))}
     for layer in layers:
         env.update(layer)
     env.update({UNITS: str(units), INCARNATION: incarnation, ACTION: str(key), ATTEMPT: str(attempt)})
@@ -74,3 +66,9 @@ def build(
     else:
         env[SESSION] = str(session)
     return env
+
+
+def of_host(home: Path, tmp: Path) -> dict[str, str]:
+    """What a program on this host needs."""
+    path, language = os.environ.get("PATH") or _PATH_DEFAULT, os.environ.get("LANG") or "C.UTF-8"
+    return {"PATH": path, "LANG": language, "HOME": str(home), "TMPDIR": str(tmp)}

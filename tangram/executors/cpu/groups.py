@@ -76,6 +76,11 @@ def write_memory(group: Path, memory_mib: int, *, v2: bool) -> None:
         kernel.write(group / ("memory.swap.max" if v2 else "memory.memsw.limit_in_bytes"), "0" if v2 else size)
 
 
+def write_processes(group: Path, processes_max: int) -> None:
+    """Limits how many processes and threads a group has, with those below it. Raises OSError."""
+    kernel.write(group / "pids.max", str(processes_max))
+
+
 def members(group: Path) -> list[int]:
     """The processes of this group itself; none if it is gone."""
     try:

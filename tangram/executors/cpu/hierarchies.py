@@ -17,13 +17,13 @@ from msgspec import Struct
 from tangram.executors.cpu import kernel
 
 TOP: Final = "tangram"
-V1_ROLES: Final[tuple[str, ...]] = ("cpu", "cpuset", "memory")
+V1_ROLES: Final[tuple[str, ...]] = ("cpu", "cpuset", "memory", "pids")
 V2_CONTROLLERS: Final[tuple[str, ...]] = ("cpu", "cpuset", "memory", "pids")
 
 
 class Hierarchies(Struct, frozen=True, kw_only=True):
     """The folder in which our groups are made, by role: "hold" (which processes belong together), "cpu", "cpuset",
-    "memory", "cpuacct". On v2 all roles that are there share one folder."""
+    "memory", "pids", "cpuacct". On v2 all roles that are there share one folder."""
 
     v2: bool
     top: Mapping[str, Path]

@@ -8,12 +8,14 @@ import asyncio
 import contextlib
 import errno
 from collections.abc import Coroutine, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
 from tangram import limits
+from tangram.executors.attempt import Attempts, error, invalid, lost_session
 from tangram.executors.backend import ActionKey, Ended, Grant, OnOutput, SessionKey
 from tangram.executors.cpu import environment, files, folders
 from tangram.executors.cpu.action import Action, SessionState, failed
@@ -25,7 +27,7 @@ from tangram.executors.cpu.marks import MarkGrounds
 from tangram.executors.cpu.output import Held
 from tangram.executors.cpu.spawn import seal_descriptors
 from tangram.messages import FileRead, FileWrite, Run, SessionOpen
-from tangram.outcomes import ErrorReason, Outcome, RejectReason
+from tangram.outcomes import ErrorReason, Outcome
 
 BUDGET_S = limits.KILL_BUDGET_MS / 1000
 WATCH_S = 0.5
@@ -39,13 +41,21 @@ class ProcessBackend:
     before the first action (`presence.Claim.record`), so that a successor can clean up.
 
     cgroups: None uses them where they can be written, True insists on them, False does without; or exactly the given
-    hierarchies. Raises OSError if the folder or the groups cannot be made.
+    hierarchies. processes_max: processes and threads of a session, or of an action without one, where a group can bound
+    them. Raises OSError if the folder or the groups cannot be made.
     """
 
     name = "process"
 
-    def __init__(self, root: Path, incarnation: str, *, cgroups: bool | Hierarchies | None = None) -> None:
-        self.incarnation = incarnation
+    def __init__(
+        self,
+        root: Path,
+        incarnation: str,
+        *,
+        cgroups: bool | Hierarchies | None = None,
+        processes_max: int = limits.PROCESSES_MAX,
+    ) -> None:
+        self.incarnation, self._processes_max = incarnation, processes_max
         self.folder = Path(root).absolute() / incarnation
         (self.folder / "sessions").mkdir(parents=True, exist_ok=True)
         (self.folder / "single").mkdir(exist_ok=True)
@@ -56,16 +66,14 @@ class ProcessBackend:
         self._watches: list[asyncio.Task[None]] = []
         self._grounds = self._make_grounds(cgroups)
         self._sessions: dict[SessionKey, SessionState] = {}
-        self._actions: dict[ActionKey, Action] = {}
-        self._tasks: set[asyncio.Task[Ended]] = set()
+        self._attempts: Attempts[Action] = Attempts()
         self._held = Held()
-        self._stopped = False
 
     def _make_grounds(self, cgroups: bool | Hierarchies | None) -> Grounds:
         found = cgroups if isinstance(cgroups, Hierarchies) else None if cgroups is False else detect()
         if found is not None:
             with contextlib.suppress(*([] if cgroups else [OSError])):
-                return GroupGrounds(found, self.incarnation)
+                return GroupGrounds(found, self.incarnation, self._processes_max)
         if cgroups:
             raise OSError(errno.EPERM, "control groups cannot be written on this host")
         return MarkGrounds(self.incarnation, self.ledger)
@@ -77,28 +85,30 @@ class ProcessBackend:
 
     @property
     def enforces(self) -> frozenset[str]:
-        """Which of "cores", "cpu" (time), "memory" and "kill" are exact on this host; the others are best effort."""
+        """Which of "cores", "cpu" (time), "memory", "processes" (how many) and "kill" are exact on this host; the others
+        are best effort."""
         return self._grounds.enforces
 
     # --- sessions ------------------------------------------------------------------------------------------------
 
     async def open(self, key: SessionKey, payload: SessionOpen, grant: Grant) -> Ended:
         if why := environment.environment_objection(payload.env):
-            return Ended(outcome=Outcome.REJECTED, reason=RejectReason.INVALID, detail=why)
+            return invalid(why)
         if payload.image:
             detail = f"image {payload.image!r}: this executor runs no images; start one with --sandbox docker"
-            return Ended(outcome=Outcome.ERROR, reason=ErrorReason.IMAGE, detail=detail[: limits.DETAIL_LENGTH_MAX])
-        if self._stopped or key in self._sessions:
-            detail = "the executor is stopping" if self._stopped else "the session is open already"
-            return Ended(outcome=Outcome.ERROR, reason=ErrorReason.INTERNAL, detail=detail)
+            return error(ErrorReason.IMAGE, detail)
+        if self._attempts.over or key in self._sessions:
+            return error(
+                ErrorReason.INTERNAL, "the executor is stopping" if self._attempts.over else "the session is open already"
+            )
         name = _name(key)
         folder = Folder(self.folder / "sessions" / name)
         try:
             folder.make()
             enclosure = self._grounds.session(name, [f"{environment.SESSION}={key}"], grant.memory_mib)
-        except OSError as error:
+        except OSError as problem:
             folders.remove(folder.path)
-            return failed(error)
+            return failed(problem)
         self._sessions[key] = SessionState(key=key, folder=folder, enclosure=enclosure, env=payload.env)
         return Ended(outcome=Outcome.OK)
 
@@ -135,12 +145,12 @@ class ProcessBackend:
 
     async def write(self, session: SessionKey, payload: FileWrite) -> Ended:
         if (state := self._live(session)) is None:
-            return _lost()
+            return lost_session()
         return await asyncio.to_thread(files.write, state.folder.home, payload)
 
     async def read(self, session: SessionKey, payload: FileRead) -> Ended:
         if (state := self._live(session)) is None:
-            return _lost()
+            return lost_session()
         return await asyncio.to_thread(files.read, state.folder.home, payload)
 
     # --- programs ------------------------------------------------------------------------------------------------
@@ -159,42 +169,22 @@ class ProcessBackend:
     ) -> Coroutine[Any, Any, Ended]:
         # Not a coroutine function: the action is known, and can be killed, before its coroutine has begun.
         action = Action(self.incarnation, key, attempt, payload, grant, timeout_ms, env, on_output, self._held)
-        return self._run(action, session, known=self._actions.setdefault(key, action) is action)
+        return self._attempts.run(action, self._attempts.add(action), partial(self._perform, session=session))
 
-    async def _run(self, action: Action, key: SessionKey | None, *, known: bool) -> Ended:
-        if not known:
-            return Ended(outcome=Outcome.ERROR, reason=ErrorReason.INTERNAL, detail="the action is running already")
-        # A task of its own, so that whoever stops waiting does not stop the cleaning up.
-        task = asyncio.create_task(self._perform(action, key))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    async def _perform(self, action: Action, session: SessionKey | None) -> Ended:
         try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            action.end(Outcome.CANCELLED)
-            raise
-
-    async def _perform(self, action: Action, key: SessionKey | None) -> Ended:
-        try:
-            if self._stopped:
-                return Ended(outcome=Outcome.ERROR, reason=ErrorReason.INTERNAL, detail="the executor is stopping")
-            if why := environment.objection(action.payload):
-                return Ended(outcome=Outcome.REJECTED, reason=RejectReason.INVALID, detail=why)
-            try:
-                ended = await (self._perform_single(action) if key is None else self._perform_inside(action, key))
-            except OSError as error:
-                ended = failed(error)
-            if ended.unkillable and action.fence is not None:
-                self.unkillable.add(action.key)
-                self._watches.append(asyncio.create_task(self._watch(action.key, action.fence)))
-            return ended
-        finally:
-            del self._actions[action.key]
+            ended = await (self._perform_single(action) if session is None else self._perform_inside(action, session))
+        except OSError as problem:
+            ended = failed(problem)
+        if ended.unkillable and action.fence is not None:
+            self.unkillable.add(action.key)
+            self._watches.append(asyncio.create_task(self._watch(action.key, action.fence)))
+        return ended
 
     async def _perform_inside(self, action: Action, key: SessionKey) -> Ended:
         state = self._live(key)
         if state is None:
-            return _lost()
+            return lost_session()
         state.enter(action)
         try:
             ended = await action.perform(state.folder, state.enclosure, state)
@@ -226,17 +216,14 @@ class ProcessBackend:
         self.unkillable.discard(key)
 
     def kill(self, key: ActionKey) -> None:
-        if (action := self._actions.get(key)) is not None:
-            action.end(Outcome.CANCELLED)
+        self._attempts.end(key)
 
     async def stop(self) -> None:
-        self._stopped = True
         for watch in self._watches:
             watch.cancel()
-        for action in list(self._actions.values()):
-            action.end(Outcome.CANCELLED)
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=2 * BUDGET_S)
+        self._attempts.end_all()
+        if self._attempts.tasks:
+            await asyncio.wait(self._attempts.tasks, timeout=2 * BUDGET_S)
         if self._sessions:
             await asyncio.wait([asyncio.create_task(self.close(key)) for key in self._sessions], timeout=2 * BUDGET_S)
         if await self._grounds.clear(BUDGET_S):
@@ -247,7 +234,3 @@ class ProcessBackend:
 def _name(key: SessionKey | ActionKey) -> str:
     """A file name: tokens have no dots, so it is unambiguous, and it ends in a number, unlike any control file's."""
     return ".".join(str(part) for part in key)
-
-
-def _lost() -> Ended:
-    return Ended(outcome=Outcome.ENVIRONMENT_LOST, detail="the session does not exist here", session_lost=True)

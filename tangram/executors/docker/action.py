@@ -10,29 +10,26 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from tangram import limits
-from tangram.executors.backend import ActionKey, Ended, Grant, OnOutput, SessionKey
+from tangram.executors.attempt import Attempt, error, lost_session
+from tangram.executors.backend import Ended, SessionKey
 from tangram.executors.cpu import environment
-from tangram.executors.cpu.output import Held
 from tangram.executors.cpu.supervise import now_ns
 from tangram.executors.docker import programs
 from tangram.executors.docker.containers import Container
 from tangram.executors.docker.control import Control, Fence, Use
 from tangram.executors.docker.engine import DockerUnavailable, Engine, EngineError
 from tangram.executors.docker.programs import Broken, Program
-from tangram.messages import Output, Run
+from tangram.messages import Output
 from tangram.outcomes import ErrorReason, Outcome
 
 T = TypeVar("T")
+KILLED = (None, -9, 137)
+"""How a program ends that was killed, perhaps with its container."""
 BUDGET_S = limits.KILL_BUDGET_MS / 1000
 
 
 def lost(session: SessionKey | None) -> Ended:
-    detail = "the session does not exist here" if session is not None else "its container is gone"
-    return Ended(outcome=Outcome.ENVIRONMENT_LOST, detail=detail, session_lost=session is not None)
-
-
-def error(reason: ErrorReason, detail: object) -> Ended:
-    return Ended(outcome=Outcome.ERROR, reason=reason, detail=str(detail)[: limits.DETAIL_LENGTH_MAX])
+    return lost_session() if session is not None else Ended(outcome=Outcome.ENVIRONMENT_LOST, detail="its container is gone")
 
 
 class Box(Struct, kw_only=True, eq=False):
@@ -54,47 +51,15 @@ class Box(Struct, kw_only=True, eq=False):
     limiting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-class Action:
-    """An attempt. `end` may be called at any time, also before `perform`."""
+class Action(Attempt):
+    """fence: set while it may have processes; the caller closes it if the action ended unkillable."""
 
-    def __init__(
-        self,
-        incarnation: str,
-        key: ActionKey,
-        attempt: int,
-        payload: Run,
-        grant: Grant,
-        timeout_ms: int,
-        env: Mapping[str, str],
-        on_output: OnOutput | None,
-        held: Held,
-    ) -> None:
-        self.key, self.attempt, self.payload, self.grant = key, attempt, payload, grant
-        self._incarnation = incarnation
-        self._called_ns = now_ns()
-        self._timeout_ms = timeout_ms
-        self._env = env
-        self._on_output = on_output
-        self._held = held
-        self._program: Program | None = None
-        self._stopped: asyncio.Event = asyncio.Event()
-        self.early: Outcome | None = None
-        """Why it was ended before its program began."""
-        self.fence: Fence | None = None
-        """Set while it may have processes. The caller closes it if the action ended unkillable."""
-
-    def end(self, cause: Outcome) -> None:
-        """Asks for the end; without effect once the program has ended or another reason was given."""
-        if self._program is not None:
-            self._program.end(cause)
-        elif self.early is None:
-            self.early = cause
-            self._stopped.set()
+    fence: Fence | None = None
 
     async def unless_ended(self, making: Awaitable[T]) -> T | None:
         """The result of `making`, which is cancelled, and None, if the action is ended first. Raises what it raises."""
         task = asyncio.ensure_future(making)
-        stopped = asyncio.ensure_future(self._stopped.wait())
+        stopped = asyncio.ensure_future(self.stopped.wait())
         try:
             await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if self.early is None:
@@ -103,9 +68,6 @@ class Action:
         finally:
             stopped.cancel()
             task.cancel()
-
-    def not_begun(self, cause: Outcome) -> Ended:
-        return Ended(outcome=cause, detail="ended before it began", session_lost=cause is Outcome.ENVIRONMENT_LOST)
 
     async def perform(self, engine: Engine, box: Box) -> Ended:
         """Runs the program. Raises EngineError, DockerUnavailable, OSError if it could not be started."""
@@ -130,14 +92,14 @@ class Action:
         )
         # Aborting the connection ends a gate that waits, so from here on nothing is left by giving up.
         async with engine.hijack(f"/exec/{exec_id}/start", {"Detach": False, "Tty": False}) as (reader, writer):
-            program = Program(engine, exec_id, self._on_output, output_max=self.payload.output_max, held=self._held)
+            program = Program(engine, exec_id, self.on_output, output_max=self.payload.output_max, held=self.held)
             program.attach(reader, writer)
             clean = False
             try:
                 if (refused := await self._let_in(program, box)) is not None:
                     clean = True
                     return refused
-                startup_ns = now_ns() - self._called_ns
+                startup_ns = now_ns() - self.called_ns
                 await program.ended
                 ended, clean = await self._finish(program, box, startup_ns)
                 return ended
@@ -158,7 +120,7 @@ class Action:
         try:
             said = await self.unless_ended(program.said())
         except Broken as broken:
-            if not await box.control.alive():
+            if not await box.control.alive(sure=True):
                 return lost(box.session)
             return error(ErrorReason.IMAGE, f"the container's /bin/sh did not start: {broken}")
         except TimeoutError:
@@ -170,8 +132,8 @@ class Action:
         self.fence = await box.control.enter(name, mark, program.exec_id, said, self.grant)
         if self.early is not None:
             return self.not_begun(self.early)
-        self._program = program
-        program.begin(self.fence, self.payload.stdin, self._timeout_ms)
+        self.program = program
+        program.begin(self.fence, self.payload.stdin, self.timeout_ms)
         return None
 
     async def _finish(self, program: Program, box: Box, startup_ns: int) -> tuple[Ended, bool]:
@@ -218,7 +180,7 @@ class Action:
         detail = f"oom_kills={use.oom_kills}" if use.oom_kills else ""
         if code == 0 and cause is None:
             return Outcome.OK, detail
-        box.lost = not await box.control.alive()
+        box.lost = not await box.control.alive(sure=code in KILLED)
         if cause is not None:
             return cause, ""
         # Only the kernel's counter tells a lack of memory from any other SIGKILL.
@@ -231,19 +193,5 @@ class Action:
         return Outcome.FAILED, ""
 
     def _environment(self, box: Box) -> dict[str, str]:
-        units = str(max(1, len(self.grant.cores)))
-        env = {"LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1", **dict.fromkeys(environment.THREADS, units)}
-        if box.container.strict:
-            env |= {"HOME": box.container.home, "TMPDIR": "/tmp"}
-        for layer in (box.env, self.payload.env, self._env):
-            env |= layer
-        env |= {
-            environment.UNITS: units,
-            environment.INCARNATION: self._incarnation,
-            environment.ACTION: str(self.key),
-            environment.ATTEMPT: str(self.attempt),
-        }
-        env.pop(environment.SESSION, None)
-        if box.session is not None:
-            env[environment.SESSION] = str(box.session)
-        return env
+        base = {"HOME": box.container.home, "TMPDIR": "/tmp"} if box.container.strict else {}
+        return self.environment(base, box.session, box.env)

@@ -7,16 +7,18 @@ kernel: see docs/docker.md for what that does not protect from.
 import asyncio
 import time
 from collections.abc import Coroutine, Mapping
+from functools import partial
 from typing import Any, Final
 
 from msgspec.structs import replace
 
 from tangram import limits
+from tangram.executors.attempt import Attempts, error, invalid
 from tangram.executors.backend import ActionKey, Ended, Grant, OnOutput, SessionKey
 from tangram.executors.cpu import environment
 from tangram.executors.cpu.output import Held
 from tangram.executors.docker import files
-from tangram.executors.docker.action import BUDGET_S, Action, Box, error, lost
+from tangram.executors.docker.action import BUDGET_S, Action, Box, lost
 from tangram.executors.docker.containers import Containers, NotCreated
 from tangram.executors.docker.control import Control
 from tangram.executors.docker.engine import DockerUnavailable, Engine, EngineError
@@ -24,7 +26,7 @@ from tangram.executors.docker.local import LocalControl, find_groups
 from tangram.executors.docker.profiles import HOME, LABEL_ACTION, LABEL_SESSION, DockerConfig
 from tangram.executors.docker.remote import RemoteControl
 from tangram.messages import FileRead, FileWrite, Run, SessionOpen
-from tangram.outcomes import ErrorReason, Outcome, RejectReason
+from tangram.outcomes import ErrorReason, Outcome
 
 WATCH_S: Final = 0.5
 STOP_S: Final = 15.0
@@ -46,26 +48,34 @@ class DockerBackend:
         self._containers = Containers(engine, config, incarnation)
         self._boxes: dict[SessionKey, Box] = {}
         self._opening: dict[SessionKey, asyncio.Task[Ended]] = {}
-        self._actions: dict[ActionKey, Action] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._attempts: Attempts[Action] = Attempts()
+        self._tasks = self._attempts.tasks
+        """Also those that end what nobody waits for."""
         self._watches: set[asyncio.Task[None]] = set()
         self._held = Held()
-        self._stopped = False
 
     # --- sessions ------------------------------------------------------------------------------------------------
 
     async def open(self, key: SessionKey, payload: SessionOpen, grant: Grant) -> Ended:
         if why := environment.environment_objection(payload.env):
-            return Ended(outcome=Outcome.REJECTED, reason=RejectReason.INVALID, detail=why)
+            return invalid(why)
         image = payload.image or self.config.image
         if not image:
-            return Ended(outcome=Outcome.REJECTED, reason=RejectReason.INVALID, detail="image: none named, and no default")
-        if self._stopped or key in self._boxes or key in self._opening:
-            return error(ErrorReason.INTERNAL, "the executor is stopping" if self._stopped else "the session is open already")
+            return invalid("image: none named, and no default")
+        if self._attempts.over or key in self._boxes or key in self._opening:
+            return error(
+                ErrorReason.INTERNAL, "the executor is stopping" if self._attempts.over else "the session is open already"
+            )
         task = asyncio.create_task(self._open(key, image, payload, grant))
         self._opening[key] = task
         try:
             return await task
+        except asyncio.CancelledError:
+            if (us := asyncio.current_task()) is not None and us.cancelling():
+                # It may have been opened at this very moment, and then nobody knows of it.
+                self._keep(self.close(key))
+                raise
+            return Ended(outcome=Outcome.CANCELLED, detail="closed before it was open")
         finally:
             del self._opening[key]
 
@@ -79,14 +89,14 @@ class DockerBackend:
                     await files.make_folder(self.engine, box.container.id, HOME, box.owner)
                 await box.control.rest()
             except BaseException:
-                self._keep(self._end(box))
+                self._drop(box)
                 raise
         except NotCreated as problem:
             return error(problem.reason, problem)
         except (DockerUnavailable, EngineError, OSError) as problem:
             return error(ErrorReason.DAEMON, problem)
-        if self._stopped:
-            self._keep(self._end(box))
+        if self._attempts.over:
+            self._drop(box)
             return error(ErrorReason.INTERNAL, "the executor is stopping")
         self._boxes[key] = box
         return Ended(outcome=Outcome.OK)
@@ -97,7 +107,7 @@ class DockerBackend:
         try:
             control: Control = RemoteControl(self.engine, container.id) if found is None else LocalControl(found, container.pid)
         except OSError:
-            self._keep(self._containers.remove(container.id))
+            self._containers.bury(container.id)
             raise
         return Box(container=container, control=control)
 
@@ -156,32 +166,15 @@ class DockerBackend:
     ) -> Coroutine[Any, Any, Ended]:
         # Not a coroutine function: the action is known, and can be killed, before its coroutine has begun.
         action = Action(self.incarnation, key, attempt, payload, grant, timeout_ms, env, on_output, self._held)
-        return self._run(action, session, known=self._actions.setdefault(key, action) is action)
+        return self._attempts.run(action, self._attempts.add(action), partial(self._perform, session=session))
 
-    async def _run(self, action: Action, key: SessionKey | None, *, known: bool) -> Ended:
-        if not known:
-            return error(ErrorReason.INTERNAL, "the action is running already")
-        # A task of its own, so that whoever stops waiting does not stop the cleaning up.
+    async def _perform(self, action: Action, session: SessionKey | None) -> Ended:
         try:
-            return await asyncio.shield(self._keep(self._perform(action, key)))
-        except asyncio.CancelledError:
-            action.end(Outcome.CANCELLED)
-            raise
-
-    async def _perform(self, action: Action, key: SessionKey | None) -> Ended:
-        try:
-            if self._stopped:
-                return error(ErrorReason.INTERNAL, "the executor is stopping")
-            if why := environment.objection(action.payload):
-                return Ended(outcome=Outcome.REJECTED, reason=RejectReason.INVALID, detail=why)
-            try:
-                return await (self._perform_single(action) if key is None else self._perform_inside(action, key))
-            except NotCreated as problem:
-                return error(problem.reason, problem)
-            except (DockerUnavailable, EngineError, OSError) as problem:
-                return error(ErrorReason.DAEMON, problem)
-        finally:
-            del self._actions[action.key]
+            return await (self._perform_single(action) if session is None else self._perform_inside(action, session))
+        except NotCreated as problem:
+            return error(problem.reason, problem)
+        except (DockerUnavailable, EngineError, OSError) as problem:
+            return error(ErrorReason.DAEMON, problem)
 
     async def _perform_inside(self, action: Action, key: SessionKey) -> Ended:
         box = self._boxes.get(key)
@@ -190,7 +183,7 @@ class DockerBackend:
         try:
             ended = await action.perform(self.engine, box)
         except (EngineError, OSError):
-            if await box.control.alive():
+            if await box.control.alive(sure=True):
                 raise
             return lost(key)
         if not ended.unkillable:
@@ -203,7 +196,7 @@ class DockerBackend:
 
     async def _perform_single(self, action: Action) -> Ended:
         if not self.config.image:
-            return Ended(outcome=Outcome.REJECTED, reason=RejectReason.INVALID, detail="no image for programs without a session")
+            return invalid("no image for programs without a session")
         name = f"{_name(self.incarnation, action.key)}.a{action.attempt}"
         labels = {LABEL_ACTION: str(action.key)}
         making = self._keep(self._make(name, self.config.image, labels, action.grant, strict=True))
@@ -214,13 +207,13 @@ class DockerBackend:
         try:
             ended = await action.perform(self.engine, box)
         except BaseException:
-            self._keep(self._end(box))
+            self._drop(box)
             raise
         if ended.unkillable:
             return await self._end_hard(action, box, ended)
         if await box.control.clear(BUDGET_S):
             # Nothing runs in it any more: its outcome need not wait for the engine to remove it.
-            self._keep(self._end(box))
+            self._drop(box)
         elif not await self._end(box):
             return await self._end_hard(action, box, ended)
         return ended
@@ -228,7 +221,15 @@ class DockerBackend:
     def _end_unwanted(self, making: "asyncio.Task[Box]") -> None:
         """Ends a container that was ready at the moment it was given up."""
         if not making.cancelled() and making.exception() is None:
-            self._keep(self._end(making.result()))
+            self._drop(making.result())
+
+    def _drop(self, box: Box) -> None:
+        """Ends a container that nobody waits for."""
+        self._keep(self._end_for_good(box))
+
+    async def _end_for_good(self, box: Box) -> None:
+        if not await self._end(box):
+            self._containers.bury(box.container.id)
 
     async def _end(self, box: Box) -> bool:
         await box.control.clear(BUDGET_S)
@@ -271,8 +272,7 @@ class DockerBackend:
         return task
 
     def kill(self, key: ActionKey) -> None:
-        if (action := self._actions.get(key)) is not None:
-            action.end(Outcome.CANCELLED)
+        self._attempts.end(key)
 
     async def settled(self) -> None:
         """Waits until no container of an ended action is left to be removed."""
@@ -282,11 +282,9 @@ class DockerBackend:
 
     async def stop(self) -> None:
         end = time.monotonic() + STOP_S
-        self._stopped = True
         for watch in self._watches:
             watch.cancel()
-        for action in list(self._actions.values()):
-            action.end(Outcome.CANCELLED)
+        self._attempts.end_all()
         closing = [asyncio.create_task(self.close(key)) for key in (*self._boxes, *self._opening)]
         if waiting := [*self._tasks, *closing]:
             await asyncio.wait(waiting, timeout=limits.KILL_BUDGET_MS / 1000)

@@ -20,9 +20,9 @@ LIFT_S: Final = 5.0
 UNANSWERED_MAX: Final = 3
 UNANSWERED_S: Final = 3.0
 """An engine that leaves so many questions unanswered for so long is given up."""
-BURY_S: Final = 300.0
 UNSURE_S: Final = 60.0
-"""How long a container is looked for whose creation had no answer, and how long its removal is tried at most."""
+"""How long a container is looked for whose creation had no answer."""
+BURY_PAUSE_S: Final = 5.0
 
 
 class Container(Struct, frozen=True, kw_only=True):
@@ -66,9 +66,10 @@ class Containers:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             # The call is not broken off: only its answer tells for certain what is to be removed.
-            self._unwanted.add(name)
-            if task.done() and not task.cancelled() and task.exception() is None:
-                self._begin_bury(name)
+            if not task.done():
+                self._unwanted.add(name)
+            elif not task.cancelled() and task.exception() is None:
+                self.bury(name)
             raise
 
     async def _make(self, name: str, image: str, labels: Mapping[str, str], *, strict: bool, memory_mib: int) -> Container:
@@ -85,13 +86,15 @@ class Containers:
                 await self._create(f"/containers/{create['Id']}/start", {}, None)
                 self._check_wanted(name)
                 state = (await self.engine.call("GET", f"/containers/{create['Id']}/json")).json()["State"]
+                # Nothing is awaited between this and the end of the task: whoever gives up later finds it done.
+                self._check_wanted(name)
                 if not state["Running"]:
                     raise NotCreated(f"image {image!r}: its container ended at once (needs /bin/sh and sleep)", ErrorReason.IMAGE)
                 return Container(id=create["Id"], name=name, pid=int(state["Pid"]), home=home, user=user, strict=strict)
         except BaseException as error:
             if asked and not isinstance(error, NameTaken):
                 # Without an answer it is not known whether, and when, the engine makes it.
-                self._begin_bury(name, 0.0 if isinstance(error, NotCreated) else UNSURE_S)
+                self.bury(name, 0.0 if isinstance(error, NotCreated) else UNSURE_S)
             else:
                 self._unwanted.discard(name)
             if isinstance(error, TimeoutError):
@@ -103,9 +106,6 @@ class Containers:
     def _check_wanted(self, name: str) -> None:
         if name in self._unwanted:
             raise NotCreated("given up by its caller")
-
-    def _begin_bury(self, name: str, unsure_s: float = 0.0) -> None:
-        self._keep(asyncio.create_task(self._bury(name, unsure_s)))
 
     async def _home_and_user(self, image: str) -> tuple[str, str]:
         try:
@@ -129,16 +129,17 @@ class Containers:
         async with self._turns:
             return await remove(self.engine, name, budget_s)
 
+    def bury(self, name: str, unsure_s: float = 0.0) -> None:
+        """Sees to it that one is removed, by name or id, however long the engine takes; where it is not known whether the
+        engine makes it, it is looked for during `unsure_s`."""
+        self._keep(asyncio.create_task(self._bury(name, unsure_s)))
+
     async def _bury(self, name: str, unsure_s: float) -> None:
-        """Removes one of which it is not known whether it is there, and looks for it for `unsure_s`."""
         begun = time.monotonic()
-        gone, pause = False, POLL_S
-        while not gone or time.monotonic() < begun + unsure_s:
-            if time.monotonic() > begun + BURY_S:
-                break
-            gone = await remove(self.engine, name, REMOVE_S)
+        pause = POLL_S
+        while not await remove(self.engine, name, REMOVE_S) or time.monotonic() < begun + unsure_s:
             await asyncio.sleep(pause)
-            pause = min(2 * pause, 5.0)
+            pause = min(2 * pause, BURY_PAUSE_S)
         self._unwanted.discard(name)
 
     def _keep(self, task: "asyncio.Task[Any]") -> "asyncio.Task[Any]":
@@ -179,6 +180,7 @@ def _image_error(image: str, error: EngineError) -> NotCreated:
 async def remove(engine: Engine, name: str, budget_s: float) -> bool:
     """Kills and removes one container; whether it is gone within the budget."""
     end = time.monotonic() + budget_s
+    pause = POLL_S
     while True:
         left = max(0.5, end - time.monotonic())
         try:
@@ -192,7 +194,8 @@ async def remove(engine: Engine, name: str, budget_s: float) -> bool:
             return True
         if time.monotonic() > end:
             return False
-        await asyncio.sleep(POLL_S)
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, 1.0)
 
 
 async def lift(engine: Engine, name: str) -> None:

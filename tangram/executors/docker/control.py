@@ -59,8 +59,9 @@ class Control(Protocol):
     async def rest(self) -> None:
         """Takes the cpu from what runs on between actions, but for a minimum."""
 
-    async def alive(self) -> bool:
-        """Whether the container still runs. Raises DockerUnavailable."""
+    async def alive(self, *, sure: bool = False) -> bool:
+        """Whether the container still runs; `sure` says that it must not be about to end either, which kills all others
+        in it before its main process is gone. Raises DockerUnavailable."""
 
     async def clear(self, budget_s: float) -> bool:
         """Kills all in the container, its main process too; false where that is not possible or something is left."""

@@ -13,6 +13,7 @@ import select
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Final
 
 from tangram.executors.backend import Grant
 from tangram.executors.cpu import groups, kernel
@@ -20,6 +21,9 @@ from tangram.executors.cpu.cgroups import IDLE_QUOTA_US
 from tangram.executors.cpu.hierarchies import remove_tree
 from tangram.executors.docker.control import Use
 from tangram.executors.docker.pidfd import wait_exit_code
+
+EXITING: Final = 0x4
+"""PF_EXITING, in the flags of /proc/<pid>/stat."""
 
 
 def find_groups(container_id: str, pid: int) -> dict[str, Path] | None:
@@ -122,6 +126,7 @@ class LocalControl:
         self.v2 = (found["hold"] / "cpu.max").exists()
         self.has_kill = (found["hold"] / "cgroup.kill").exists()
         self._pidfd = os.pidfd_open(pid)
+        self._stat = Path(f"/proc/{pid}/stat")
         self._stale: list[Path] = []
 
     async def grant(self, grant: Grant) -> None:
@@ -176,10 +181,15 @@ class LocalControl:
         with contextlib.suppress(OSError):
             groups.write_quota(self.groups["cpu"], v2=self.v2, limit=IDLE_QUOTA_US)
 
-    async def alive(self) -> bool:
+    async def alive(self, *, sure: bool = False) -> bool:
         poll = select.poll()
         poll.register(self._pidfd, select.POLLIN)
-        return not poll.poll(0)
+        if poll.poll(0):
+            return False
+        try:
+            return not int(kernel.read(self._stat).rpartition(") ")[2].split()[6]) & EXITING
+        except OSError:
+            return False
 
     async def clear(self, budget_s: float) -> bool:
         self.lift()

@@ -31,7 +31,8 @@ LAST_MAX_S: Final = 2.0
 """Output that is on its way when the program has ended arrives with shorter pauses than these: the first where others
 may hold the streams, the second where their end is late (an engine waits up to 2 s for the streams of the container's
 previous program, if something still holds them). The third is for a background process that goes on writing."""
-EXIT_CODE_S: Final = 5.0
+EXIT_CODE_S: Final = 30.0
+"""For an engine's word on a program that has ended: a slow one costs time, one that is given up a verdict."""
 
 
 class Broken(Exception):

@@ -30,6 +30,7 @@ KILL: Final = (
 """Kills by session, with builtins alone, then by mark; writes 1 if it found any."""
 KILL_S: Final = 2.0
 """What these scripts have not ended by then forks faster than they read."""
+SURE_S: Final = 5.0
 POLL_S: Final = 0.02
 IDLE_PROCESSES: Final = 2
 
@@ -93,11 +94,13 @@ class RemoteControl:
             limits = dict(zip(("CpuQuota", "CpuPeriod"), IDLE_QUOTA_US, strict=True))
             await self._engine.call("POST", f"/containers/{self._id}/update", body=limits)
 
-    async def alive(self) -> bool:
+    async def alive(self, *, sure: bool = False) -> bool:
         try:
-            return bool((await self._engine.call("GET", f"/containers/{self._id}/json")).json()["State"]["Running"])
+            running = bool((await self._engine.call("GET", f"/containers/{self._id}/json")).json()["State"]["Running"])
         except EngineError:
             return False
+        # Nothing can be started any more in one whose main process is ending.
+        return running and (not sure or await self.script("echo 1", SURE_S) == "1")
 
     async def clear(self, budget_s: float) -> bool:
         await lift(self._engine, self._id)
