@@ -4,6 +4,7 @@ import argparse
 import json
 import math
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -104,7 +105,7 @@ def _setup(given: argparse.Namespace) -> "Setup":
 def _run(trajectories: "list[Trajectory]", pool: "list[Machine]", setup: "Setup") -> "Simulation":
     from tangram.simulation.driver import Simulation
 
-    simulation = Simulation(trajectories, pool, setup)
+    simulation = Simulation(trajectories, pool, setup, time.perf_counter_ns)
     simulation.run()
     return simulation
 
@@ -132,7 +133,8 @@ def _simulate(given: argparse.Namespace) -> int:
             found["oracle"] = structs.asdict(columns["oracle"])
         print(json.dumps(found))
         return 0
-    print(f"{len(trajectories)} trajectories on {sum(each.cores for each in machines):,} cores of {len(machines)} hosts")
+    cores, hosts = sum(each.cores for each in machines), len(machines)
+    print(f"{len(trajectories):,} trajectories on {cores:,} cores of {hosts:,} host{'' if hosts == 1 else 's'}")
     if given.assume is not None:
         print(f"how kinds scale is assumed: {given.assume}")
     for line in report.lines(columns):

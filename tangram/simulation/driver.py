@@ -1,6 +1,6 @@
 """A simulation: the log, its leader, the executors of a pool and the trajectories, on one virtual clock."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -42,13 +42,15 @@ class Setup:
 
 
 class Simulation:
-    """done: the actions that have ended, in that order."""
+    """done: the actions that have ended, in that order. real_ns: a clock for what passes take, which changes nothing else."""
 
-    def __init__(self, trajectories: Sequence[Trajectory], pool: Sequence[Machine], setup: Setup) -> None:
+    def __init__(
+        self, trajectories: Sequence[Trajectory], pool: Sequence[Machine], setup: Setup, real_ns: Callable[[], int] = lambda: 0
+    ) -> None:
         self.done: list[Done] = []
         self._clock = Clock()
         self._log = Log(self._clock)
-        self._leader = Leader(self._clock, self._log, setup.policy, setup.settings, setup.round_trip_ns, self._read)
+        self._leader = Leader(self._clock, self._log, setup.policy, setup.settings, setup.round_trip_ns, self._read, real_ns)
         self._executors = {
             name: VirtualExecutor(name, machine, self._clock, self._log, self._run_ns, self._ended)
             for name, machine in ((f"h{number}", machine) for number, machine in enumerate(pool))

@@ -1,7 +1,6 @@
 """The log, and who leads: the core as the product runs it, with virtual stamps."""
 
 from collections.abc import Callable
-from time import perf_counter_ns
 from typing import Final
 
 from tangram import limits, subjects
@@ -48,8 +47,8 @@ class Log:
 class Leader:
     """Plans when its last window has come back, `round_trip_ns` after it was written: what comes meanwhile is the next window.
 
-    on_read(outgoing) is called for each of its messages when it has been folded. pass_ns: what each pass took, by the real
-    clock.
+    on_read(outgoing) is called for each of its messages when it has been folded. pass_ns: what each pass took by `real_ns`, the
+    only thing here that may read a real clock.
     """
 
     def __init__(
@@ -60,11 +59,13 @@ class Leader:
         settings: dict[str, int],
         round_trip_ns: int,
         on_read: Callable[[Outgoing], None],
+        real_ns: Callable[[], int],
     ) -> None:
         self.pass_ns: list[int] = []
         self._clock, self._log = clock, log
         self._round_trip_ns = round_trip_ns
         self._on_read = on_read
+        self._real_ns = real_ns
         self._is_writing = False
         self._last_tick_ns = 0
         started = m.LeaderStarted(leader="simulation", behaviour=BEHAVIOUR, policy=policy, settings=settings)
@@ -75,9 +76,9 @@ class Leader:
         state = self._log.state
         if self._is_writing or not (state.queues or state.owed):
             return
-        start_ns = perf_counter_ns()
+        start_ns = self._real_ns()
         window = plan(state)
-        self.pass_ns.append(perf_counter_ns() - start_ns)
+        self.pass_ns.append(self._real_ns() - start_ns)
         if not (window.decisions or state.owed):
             return
         outgoing = compose(state, window, _payload)

@@ -64,6 +64,9 @@ def test_the_actions_add_up_to_the_figures(capsys: pytest.CaptureFixture[str], t
     assert sum(end - arrived for arrived, _, end, _ in times) / count == pytest.approx(found["mean_act_s"], abs=2e-6)
     assert sum(start - arrived for arrived, start, _, _ in times) / count == pytest.approx(found["mean_queue_s"], abs=2e-6)
     assert sum((end - start) * units for _, start, end, units in times) == pytest.approx(found["unit_seconds_held"], abs=1e-5)
+    acts = sorted(end - arrived for arrived, _, end, _ in times)
+    assert acts[count // 2 - 1] == pytest.approx(found["p50_act_s"], abs=2e-6)
+    assert acts[count * 95 // 100 - 1] == pytest.approx(found["p95_act_s"], abs=2e-6)
     assert max(end for _, _, end, _ in times) == pytest.approx(found["makespan_s"], abs=2e-6)
 
 

@@ -286,6 +286,7 @@ def test_a_long_silence_does_not_stop_the_log_time_that_deadlines_count() -> Non
     day = 86_400.0
     simulation = ran([Trajectory(0, "job", 0, [work(day, day), work(0.0, 1.0)])], [Machine((1,))], Setup())
     assert simulation.done[-1].finished_ns == pytest.approx((2 * day + 1) * SECOND, abs=10 * MS)
+    assert simulation.state.now_ns == pytest.approx((2 * day + 1) * SECOND, abs=10 * MS)
 
 
 # --- workloads -----------------------------------------------------------------------------------------------------
