@@ -19,6 +19,8 @@ NONCE_BYTES: Final = 8
 ARGUMENT_BYTES_MAX: Final = 64 * 1024
 """Linux refuses a single argument of 128 KiB (MAX_ARG_STRLEN) in a way that looks like the program failed."""
 ARGUMENTS_BYTES_MAX: Final = 1024 * 1024
+ARGUMENTS_COUNT_MAX: Final = 4_096
+"""More belong into a file; a list is gone through several times on its way."""
 ENVIRONMENT_BYTES_MAX: Final = 32 * 1024
 ENVIRONMENT_COUNT_MAX: Final = 100
 PATH_BYTES_MAX: Final = 4_096
@@ -66,6 +68,10 @@ LOG_TIME_STEP_NS_MAX: Final = 2_000_000_000
 TICK_NS: Final = 1_000_000_000
 TIMER_GRAIN_NS: Final = 50_000_000
 """Timers fall due in steps of this size, so that they cost at most 20 ticks a second."""
+DESCRIPTORS_RESERVED: Final = 64
+"""An executor starts nothing while it has fewer than these left: ending what runs, files and the broker take some too."""
+REFUSAL_S: Final = 1.0
+"""What could not be begun is given back after this, with its units held: at once, its refusals would be used up in no time."""
 KILL_BUDGET_MS: Final = 5_000
 PROCESSES_MAX: Final = 4_096
 """Processes and threads of a session: more than any build or test run needs, and well below the 32,768 that small hosts have
@@ -128,6 +134,9 @@ CHECKPOINT_BYTES_MAX: Final = 128 * 1024 * 1024
 PAYLOAD_CACHE_BYTES: Final = 128 * 1024 * 1024
 """Payloads of pending actions that the scheduler's shell keeps at hand; the rest is read back from the log. With the state of
 100,000 actions (150 MB) and a checkpoint on its way it stays under 500 MB."""
+ASKS_WAITING_MAX: Final = 4_096
+"""Questions, one a client, that a scheduler keeps while it reads up to them: 40 KB each at most. Beyond, the oldest is dropped,
+and its client asks again."""
 ACK_WAIT_S: Final = 2.0
 CONSUMER_ACK_PENDING_MAX: Final = 100_000
 HEARTBEAT_S: Final = 1.0

@@ -50,6 +50,8 @@ def broken_payload_rule(kind: str, payload: object) -> str:
     expected: type = _PAYLOAD_OF.get(kind, m.Run)
     if not isinstance(payload, expected):
         return f"payload: kind {kind} takes a {expected.__name__}"
+    if isinstance(payload, m.Run) and not payload.argv[0]:
+        return "argv: must begin with the name of a program"
     if isinstance(payload, m.Run) and (broken := _too_long(payload)):
         return broken
     if isinstance(payload, m.FileWrite | m.FileRead) and len(payload.path.encode()) > limits.PATH_BYTES_MAX:

@@ -16,6 +16,8 @@ _NO_STORAGE = 10047
 _UNCHANGEABLE: Final = frozenset({"storage", "retention"})
 _IRREVERSIBLE: Final = frozenset({"deny_delete", "deny_purge"})
 _RESERVE: Final = "tangram-max-bytes"
+"""In the stream's metadata: its max_bytes without what was lent."""
+_GIVEN: Final = "tangram-given-max-bytes"
 _UNLIMITED: Final = {"max_bytes": -1, "max_msgs": -1, "max_msgs_per_subject": -1, "max_age": 0}
 """Limits whose lowering deletes messages, and the value that means none."""
 _ABSENT: Final[dict[str, object]] = {"republish": None, "description": "", "max_age": 0}
@@ -56,13 +58,16 @@ async def diff(
     replicas: int | None = None,
     max_bytes: Mapping[str, int] | None = None,
 ) -> list[Difference]:
-    """What applying would change, by stream and field. `replicas` and `max_bytes` (bytes by stream) override the files.
+    """What applying would change, by stream and field. `replicas` and `max_bytes` (bytes by stream) override the files, then
+    and whenever it is applied without them.
 
     Raises DeclarationError, ApiError, BrokerUnavailable, BrokerTimeout.
     """
     found: list[Difference] = []
     for config in _wanted(declared, replicas, max_bytes):
-        found += _differences(config, await _info(broker, config["name"]))
+        info = await _info(broker, config["name"])
+        _keep_given_size(config, info, max_bytes)
+        found += _differences(config, info)
     return found
 
 
@@ -82,6 +87,7 @@ async def apply(
     plan: list[tuple[dict[str, Any], dict[str, Any] | None, list[Difference]]] = []
     for config in _wanted(declared, replicas, max_bytes):
         info = await _info(broker, config["name"])
+        _keep_given_size(config, info, max_bytes)
         plan.append((config, info, _differences(config, info)))
     everything = [difference for _, _, differences in plan for difference in differences]
     impossible = [difference for difference in everything if not difference.in_place]
@@ -106,6 +112,8 @@ async def _do(broker: Broker, config: dict[str, Any], info: dict[str, Any] | Non
             await broker.api(f"STREAM.CREATE.{name}", {key: value for key, value in config.items() if value is not None})
             return f"{name}: created"
         updated = {**info["config"], **config}
+        if has_reserve(info):
+            updated["max_bytes"] = max(config["max_bytes"], info["config"]["max_bytes"])
         await broker.api(f"STREAM.UPDATE.{name}", {key: value for key, value in updated.items() if value is not None})
     except ApiError as error:
         if error.code == _NO_STORAGE:
@@ -165,6 +173,16 @@ def _wanted(
     return configs
 
 
+def _keep_given_size(config: dict[str, Any], info: dict[str, Any] | None, max_bytes: Mapping[str, int] | None) -> None:
+    """A size that was given by hand is noted in the stream's metadata, and stays when it is applied without one."""
+    metadata = {} if info is None else dict(info["config"].get("metadata") or {})
+    given = (max_bytes or {}).get(config["name"])
+    if given is not None:
+        config["metadata"] = {**metadata, _GIVEN: str(given)}
+    elif _GIVEN in metadata:
+        config["max_bytes"] = int(metadata[_GIVEN])
+
+
 async def _info(broker: Broker, name: str) -> dict[str, Any] | None:
     try:
         return await broker.api(f"STREAM.INFO.{name}")
@@ -180,7 +198,9 @@ def _differences(config: dict[str, Any], info: dict[str, Any] | None) -> list[Di
         return [Difference(name, "", config, None, destructive=False)]
     found = []
     for field, declared in config.items():
-        actual = _actual(info["config"], field)
+        if field == "metadata":
+            continue
+        actual: Any = bytes_limit(info) if field == "max_bytes" else _actual(info["config"], field)
         if field == "subjects":
             if sorted(declared) != sorted(actual):
                 found.append(Difference(name, field, declared, actual, destructive=bool(set(actual) - set(declared))))

@@ -25,7 +25,9 @@ def add_to(commands: "Commands") -> None:
     pipeline.set_defaults(handler=_handle(_pipeline))
     scheduler = what.add_parser("scheduler", help="a pass of the pure core, whatever is queued; and what a backlog takes")
     scheduler.add_argument("--json", action="store_true", help="print one JSON object on stdout")
-    scheduler.add_argument("--queued", nargs="+", type=int, default=[1_000, 100_000], metavar="N", help="behind the candidates")
+    scheduler.add_argument(
+        "--queued", nargs="+", type=common.positive, default=[1_000, 100_000], metavar="N", help="behind the candidates"
+    )
     scheduler.add_argument("--passes", type=common.positive, default=100, metavar="N", help="measured for each row")
     scheduler.add_argument("--backlog", type=int, default=100_000, metavar="N", help="actions at a real scheduler; 0: none")
     scheduler.add_argument("--payload", type=common.positive, default=2_000, metavar="BYTES", help="of each of those")

@@ -42,7 +42,10 @@ def _max_bytes(text: str) -> tuple[str, int]:
     from tangram.broker.declared import size_bytes
 
     name, _, size = text.partition("=")
-    return name, size_bytes(size)
+    try:
+        return name, size_bytes(size)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be STREAM=SIZE, such as TANGRAM=8GiB: {error}") from None
 
 
 def handle(given: argparse.Namespace) -> int:

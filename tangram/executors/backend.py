@@ -49,6 +49,7 @@ class Ended(Struct, frozen=True, kw_only=True):
     exit_code: of the program; -N if signal N ended it; None where there was no program. startup_ns: from the call of
     `run` to the program's start; run_ns: from there to the end of its main process. session_lost: the session is gone.
     unkillable: a process of the action is still alive after SIGKILL and the kill budget, so its units are in use.
+    not_begun: the host has no descriptors or processes left, and nothing was started: the action can be decided again.
     """
 
     outcome: Outcome
@@ -62,6 +63,7 @@ class Ended(Struct, frozen=True, kw_only=True):
     memory_peak_bytes: int = 0
     session_lost: bool = False
     unkillable: bool = False
+    not_begun: bool = False
 
 
 OnOutput = Callable[[str, bytes], None]

@@ -22,10 +22,11 @@ class Attempt(NamedTuple):
 
 
 class Begin(NamedTuple):
-    """Start this attempt now, and call `ended` when it has ended."""
+    """Start this attempt now, and call `ended` when it has ended, or `refused`. number: of the decision's message."""
 
     start: m.Start
     attempt: Attempt
+    number: int
 
 
 class Kill(NamedTuple):
@@ -165,11 +166,13 @@ class ExecutorCore:
                     nonce=start.nonce, attempt=start.attempt, outcome=Outcome.ENVIRONMENT_LOST, detail="no such session here"
                 ))]  # fmt: skip
         elif self.draining:
-            return [Return(m.Returned(
-                task=start.task, client=start.client, n=start.n, attempt=start.attempt, number=number, reason="draining"
-            ))]  # fmt: skip
+            return [self._return(start, number, "draining")]
         self.running[attempt] = start
-        return [Begin(start, attempt)]
+        return [Begin(start, attempt, number)]
+
+    def refused(self, attempt: Attempt, number: int, reason: str) -> list[Instruction]:
+        """An attempt could not be begun on this host just now. Raises KeyError if it was not running."""
+        return [self._return(self.running.pop(attempt), number, reason)]
 
     def ended(
         self, attempt: Attempt, result: m.Result, output: m.Output | None, *, session_lost: bool = False
@@ -185,6 +188,11 @@ class ExecutorCore:
             if (start.kind == "session.close" and result.outcome is Outcome.OK) or session_lost:
                 self.sessions.pop(session, None)
         return instructions
+
+    @staticmethod
+    def _return(start: m.Start, number: int, reason: str) -> Return:
+        item = m.Returned(task=start.task, client=start.client, n=start.n, attempt=start.attempt, number=number, reason=reason)
+        return Return(item)
 
     @staticmethod
     def _finish(start: m.Start, result: m.Result, output: m.Output | None = None) -> Finish:

@@ -40,9 +40,9 @@ SWEEP_S = 1.0
 LEAVE_TIMEOUT_S = 5.0
 LIVE_BACKLOG_BYTES = 4 * 1024 * 1024
 CONSUMER_PATIENCE_S = 5.0
+"""An incarnation whose consumer is not there for so long may have missed decisions for ever: it joins anew."""
 HOLE_PATIENCE_S = 20.0
 """A leader that has given up on a message fills its number within a few seconds."""
-"""An incarnation whose consumer is not there for so long may have missed decisions for ever: it joins anew."""
 
 
 class ExecutorReplaced(Exception):
@@ -108,6 +108,7 @@ class _Life:
         self._replaced = False
         self._left = False
         self._ending = False
+        self._refusing = False
         self._outbox: Outbox | None = None
         self._tasks: dict[c.Attempt, asyncio.Task[None]] = {}
         self._killed: set[c.Attempt] = set()
@@ -300,8 +301,8 @@ class _Life:
         assert outbox is not None
         for instruction in instructions:
             match instruction:
-                case c.Begin(start, attempt):
-                    self._tasks[attempt] = asyncio.get_running_loop().create_task(self._attempt(start, attempt))
+                case c.Begin(start, attempt, number):
+                    self._tasks[attempt] = asyncio.get_running_loop().create_task(self._attempt(start, attempt, number))
                 case c.Finish(action, result, output):
                     outbox.finish(action, result, output)
                 case c.Kill(attempt):
@@ -328,10 +329,14 @@ class _Life:
         if attempt in self._entered and self.core.running[attempt].kind == "session.open":
             task.cancel()
 
-    async def _attempt(self, start: m.Start, attempt: c.Attempt) -> None:
+    async def _attempt(self, start: m.Start, attempt: c.Attempt, number: int) -> None:
         self._entered.add(attempt)
         try:
             ended = await self._run(start, attempt)
+            if ended.not_begun:
+                await asyncio.sleep(limits.REFUSAL_S)
+                if attempt in self._killed:
+                    ended = Ended(outcome=Outcome.CANCELLED)
         except asyncio.CancelledError:
             if attempt not in self._killed:
                 raise
@@ -358,6 +363,13 @@ class _Life:
         self._entered.discard(attempt)
         if self._ending and attempt in self._killed:
             return
+        if ended.not_begun:
+            if not self._refusing:  # one line for all that is given back until something runs again
+                log.warning("what is decided is given back: %s", ended.detail)
+            self._refusing = True
+            self._perform(self.core.refused(attempt, number, ended.detail[: limits.DETAIL_LENGTH_MAX]))
+            return
+        self._refusing = False
         output = ended.output if ended.output != _NO_OUTPUT else None
         self._perform(self.core.ended(attempt, self._result(start, attempt, ended), output, session_lost=ended.session_lost))
         self._killed.discard(attempt)

@@ -16,6 +16,7 @@ from tangram.messages.events import (
     CheckpointEnded,
     CheckpointPayloads,
     DecisionsMade,
+    Event,
     ExecutorChanged,
     ExecutorDraining,
     ExecutorJoined,
@@ -31,7 +32,7 @@ from tangram.messages.events import (
     Ticked,
 )
 from tangram.messages.fields import Nonce
-from tangram.messages.requests import ActionSpec, AnyPayload
+from tangram.messages.requests import ActionSpec, AnyPayload, Payload
 from tangram.outcomes import Outcome
 
 _ENCODER: Final = msgspec.msgpack.Encoder(order="deterministic")
@@ -129,7 +130,8 @@ def nonce_of(spec: bytes) -> bytes:
         return bytes(limits.NONCE_BYTES)
 
 
-_KNOWN_TYPES: Final = frozenset(kind.__name__ for kind in get_args(LogMessage) + get_args(Item))
+_KNOWN_TYPES: Final = frozenset(kind.__name__ for kind in (*Event.__subclasses__(), *Payload.__subclasses__(), *get_args(Item)))
+"""Also those that have no place in the log: an answer that was sent there is no newer version's."""
 _KNOWN_OUTCOMES: Final = frozenset(Outcome)
 _OUTCOME_NAME: Final = re.compile(r"[a-z]+(_[a-z]+)*")
 """What any version would call one: damaged bytes are no newer version."""

@@ -369,7 +369,7 @@ class Ask(Event, frozen=True, kw_only=True):
     does not know their nonces, and wants to know where their outcomes stand instead of the completions. at_seq: it wants
     that one of its completions."""
 
-    ids: list[Count] = []
+    ids: Ids = []
     from_seq: Count = 0
     stored_seq: Count = 0
     recall: bool = False

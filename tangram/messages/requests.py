@@ -64,7 +64,7 @@ class Run(Payload, frozen=True, kw_only=True):
     """Kind "run" (or any name of the user's own): a program. Environment names LD_* are refused by the executor.
     output_max: bytes that are kept of each of its streams, head and tail."""
 
-    argv: Annotated[tuple[Argument, ...], Meta(min_length=1, max_length=4_096)]
+    argv: Annotated[tuple[Argument, ...], Meta(min_length=1, max_length=limits.ARGUMENTS_COUNT_MAX)]
     stdin: bytes = b""
     env: Annotated[dict[Variable, Argument], Meta(max_length=limits.ENVIRONMENT_COUNT_MAX)] = {}
     cwd: Annotated[str, Meta(max_length=limits.PATH_BYTES_MAX, pattern=r"^[^\x00]*\Z")] = ""

@@ -35,7 +35,7 @@ def spec(
         cost["cpu"] = demand
     if memory is not None:
         cost["memory"] = m.Demand(low=request.memory_mib(memory))
-    if retry not in ("never", "safe"):
+    if not isinstance(retry, str) or retry not in ("never", "safe"):
         raise InvalidRequest("retry", 'must be "never" or "safe"', retry)
     return m.ActionSpec(
         nonce=secrets.token_bytes(limits.NONCE_BYTES),
@@ -56,15 +56,15 @@ def program(
     command: str | Sequence[str], trace_id: str, *, session: int = 0, **options: Unpack[RunOptions]
 ) -> tuple[m.ActionSpec, m.Run]:
     """A program to run. Raises InvalidRequest."""
-    if options.get("units", 1) == 0:
-        raise InvalidRequest("units", "must not be 0: a program needs a core, or a fraction of one", 0)
-    stdin = options.get("stdin", b"")
+    on_output = options.get("on_output")
+    if on_output is not None and not callable(on_output):
+        raise InvalidRequest("on_output", "must be callable", on_output)
     payload = m.Run(
         argv=request.argv(command),
-        stdin=_bytes("stdin", stdin),
-        env=dict(options.get("env") or {}),
+        stdin=request.content("stdin", options.get("stdin", b"")),
+        env=request.environment(options.get("env")),
         cwd=options.get("cwd", ""),
-        stream=options.get("on_output") is not None,
+        stream=on_output is not None,
         output_max=options.get("output_max", limits.OUTPUT_BYTES_MAX),
     )
     made = spec(
@@ -81,17 +81,12 @@ def program(
         traceparent=options.get("traceparent"),
         key=options.get("key", ""),
     )
+    if "cpu" not in made.cost:
+        raise InvalidRequest("units", "must not be 0: a program needs a core, or a fraction of one", 0)
     unknown = options.keys() - RunOptions.__annotations__.keys()
     if unknown:
         raise TypeError(f"run() takes no {', '.join(sorted(unknown))}: see tangram.producers.options.RunOptions")
     return made, payload
-
-
-def _bytes(field: str, value: bytes | str) -> bytes:
-    try:
-        return value.encode() if isinstance(value, str) else value
-    except UnicodeEncodeError as error:
-        raise InvalidRequest(field, f"must be text that UTF-8 can hold, or bytes: {error.reason}") from None
 
 
 def opening(trace_id: str, **options: Unpack[SessionOptions]) -> tuple[m.ActionSpec, m.SessionOpen]:
@@ -110,4 +105,4 @@ def opening(trace_id: str, **options: Unpack[SessionOptions]) -> tuple[m.ActionS
         idle_ttl=options.get("idle_ttl", IDLE_TTL_S),
         key=options.get("key", ""),
     )
-    return made, m.SessionOpen(image=options.get("image", ""), env=dict(options.get("env") or {}))
+    return made, m.SessionOpen(image=options.get("image", ""), env=request.environment(options.get("env")))

@@ -22,7 +22,7 @@ from tangram.outcomes import ErrorReason, Outcome
 from tangram.producers import build, request
 from tangram.producers.large import Large
 from tangram.producers.options import OnOutput, RunOptions, SessionOptions
-from tangram.producers.pending import Ledger, Pending
+from tangram.producers.pending import Ledger, Pending, republished, size_bytes
 from tangram.producers.presence import beat, instance_at
 from tangram.producers.recall import Recall, checked_key, number_of
 from tangram.producers.result import Result
@@ -43,6 +43,7 @@ BORN_REFRESH_S: Final = 3_600.0
 ASK_TIMEOUT_S: Final = 5.0
 RECALL_TIMEOUT_S: Final = 30.0
 """For a question that may make a scheduler read all of this client's outcomes."""
+HELLO_TIMEOUT_S: Final = 1.0
 CONNECT_RETRY_S: Final = 0.1
 CLOSE_TIMEOUT_S: Final = 5.0
 
@@ -72,7 +73,10 @@ class Client:
     ) -> None:
         self.task = subjects.token(task, "task")
         self.name = subjects.token(name if name is not None else f"c{secrets.token_hex(6)}", "name")
-        self._url, self._connect_timeout_s = url, connect_timeout
+        if url is not None and not isinstance(url, str):
+            raise InvalidRequest("url", "must be a text", url)
+        self._url = url
+        self._connect_timeout_s = request.milliseconds("connect_timeout", connect_timeout, 1) / 1e3
         self._cancel_on_disconnect = cancel_on_disconnect
         self._broker: Broker | None = None
         self._ledger = Ledger()
@@ -149,7 +153,7 @@ class Client:
             self._encode,
             self._on_stored,
             items_max=limits.ENVELOPE_ITEMS_MAX,
-            size=_size,
+            size=size_bytes,
             bytes_max=limits.ENVELOPE_BYTES_MAX,
             on_refused=self._on_refused,
         )
@@ -161,15 +165,17 @@ class Client:
             self._beating = asyncio.create_task(beat(self._broker, self.task, self.name))
 
     async def _hello(self, deadline_s: float) -> m.Answer:
-        """What a scheduler knows: the log's sequence (this client is born there), and the numbers used under its name."""
+        """What a scheduler knows: the log's sequence (this client is born there), and the numbers used under its name. Asked
+        again and again, because a question is dropped by a scheduler that has too many of them, or that dies."""
         assert self._broker is not None
         while True:
+            left_s = max(0.1, deadline_s - time.monotonic())
             try:
                 data = await self._broker.request(
-                    subjects.ask(self.task, self.name), m.encode(m.Ask()), timeout_s=max(0.1, deadline_s - time.monotonic())
+                    subjects.ask(self.task, self.name), m.encode(m.Ask()), timeout_s=min(left_s, HELLO_TIMEOUT_S)
                 )
                 return m.decode_answer(data)
-            except (BrokerUnavailable, BrokerTimeout):
+            except (BrokerUnavailable, BrokerTimeout, *m.MALFORMED):
                 if time.monotonic() + CONNECT_RETRY_S > deadline_s or self._broker.is_closed:
                     raise BrokerUnavailable(
                         f"no scheduler answers at {self._broker.url}: start one with `tangram up` or `tangram scheduler`"
@@ -292,7 +298,7 @@ class Client:
         now_s = time.monotonic()
         n = ledger.next_n
         waiting = Waiting(f"{self.task}/{self.name}/{n}", now_s, partial(self._cancel, n))
-        after_seq = max(self._born, self._stored_seq, ledger.read_seq)
+        after_seq = max(self._born, self._stored_seq)  # not what was read: whoever forges a result would choose it
         waiting.fetch = self._large.fetch
         pending = Pending(n, wire, waiting, now_s, PATIENCE_S, after_seq, on_output=on_output)
         if not self._large.take(pending):
@@ -325,7 +331,7 @@ class Client:
 
     @property
     def open_actions(self) -> int:
-        """Actions without an outcome."""
+        """How many of its actions have no outcome."""
         return len(self._ledger.open)
 
     # --- below -------------------------------------------------------------------------------------------------
@@ -404,16 +410,11 @@ class Client:
                 item.settle(Outcome.ERROR, ErrorReason.INTERNAL, f"the broker refused it: {error}")
 
     def _on_result(self, delivery: Delivery) -> None:
-        headers = delivery.headers or {}
-        if (
-            headers.get("Nats-Stream") != subjects.STREAM
-            or headers.get("Nats-Subject") != subjects.completions(self.task, self.name)
-            or not headers.get("Nats-Sequence", "").isdigit()
-            or not headers.get("Nats-Last-Sequence", "").isdigit()
-        ):
+        sequences = republished(delivery.headers or {}, subjects.completions(self.task, self.name))
+        if sequences is None:
             log.warning("a message on %s that the log has not republished was ignored", delivery.subject)
             return
-        self._ledger.live(int(headers["Nats-Sequence"]), int(headers["Nats-Last-Sequence"]), delivery.data)
+        self._ledger.live(*sequences, delivery.data)
         self._room.set()
         if self._ledger.behind:
             self._look.set()
@@ -494,7 +495,3 @@ class Client:
                     pending.settle(Outcome.LOST, detail="its outcome is no longer in the log")
                 return answer.through_seq
             from_seq = answer.through_seq + 1
-
-
-def _size(item: Pending | int) -> int:
-    return len(item.wire.spec_bytes) + len(item.wire.payload_bytes) + 32 if isinstance(item, Pending) else 9

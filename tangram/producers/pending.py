@@ -1,13 +1,25 @@
 """The actions of one client that have no outcome yet, and how far its completions have been read. No I/O, no clock."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
-from tangram import limits
+from tangram import limits, subjects
 from tangram import messages as m
 from tangram.outcomes import Outcome, RejectReason
 from tangram.producers.request import Wire
+
+_SEQUENCE: Final = re.compile("[0-9]{1,18}")
+
+
+def republished(headers: Mapping[str, str], subject: str) -> tuple[int, int] | None:
+    """The sequence of a message of the log that the stream has republished, and that of the one before it on `subject`; None if
+    it is no such message."""
+    if headers.get("Nats-Stream") != subjects.STREAM or headers.get("Nats-Subject") != subject:
+        return None
+    own, previous = headers.get("Nats-Sequence", ""), headers.get("Nats-Last-Sequence", "")
+    return (int(own), int(previous)) if _SEQUENCE.fullmatch(own) and _SEQUENCE.fullmatch(previous) else None
 
 
 class Waiter(Protocol):
@@ -131,6 +143,11 @@ class Ledger:
             elif n in unseen and pending.stored:
                 again.append(n)
         return again
+
+
+def size_bytes(item: Pending | int) -> int:
+    """About what a submission, or the number of one to be cancelled, takes of its message."""
+    return len(item.wire.spec_bytes) + len(item.wire.payload_bytes) + 32 if isinstance(item, Pending) else 9
 
 
 _NO_OUTPUT = m.Output()

@@ -2,8 +2,8 @@
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence, Set
-from typing import Final, NamedTuple, NoReturn
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from typing import Final, NamedTuple, NoReturn, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -15,6 +15,8 @@ from tangram.rules import broken_rule
 
 Units = int | float | tuple[int, int] | Set[int]
 """Whole cores; a fraction below 1; (least, most); or a set of legal amounts."""
+
+_Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 _MILLI: Final = 1000
 _HEAVY_FIELD_BYTES: Final = 64
@@ -53,6 +55,7 @@ def cpu(units: Units) -> m.Demand | None:
         return m.Demand(low=min(round(units * _MILLI), _MILLI - 1) if units < 1 else int(units) * _MILLI)
     if not isinstance(units, Collection) or isinstance(units, str | bytes | Mapping):
         _bad_units(units)
+    _check_length("units", units, limits.LEGAL_AMOUNTS_MAX)
     amounts = list(units)
     if not amounts or any(
         isinstance(a, bool) or not isinstance(a, int) or not 1 <= a <= limits.AMOUNT_MAX // _MILLI for a in amounts
@@ -68,6 +71,16 @@ def cpu(units: Units) -> m.Demand | None:
     if len(legal) == 1:
         return m.Demand(low=legal[0] * _MILLI)
     return m.Demand(low=legal[0] * _MILLI, high=legal[-1] * _MILLI, legal=tuple(a * _MILLI for a in legal))
+
+
+def _check_length(field: str, values: Collection[object], most: int) -> None:
+    """Before they are gone through: a range can have any number of them."""
+    try:
+        if len(values) <= most:
+            return
+    except OverflowError:
+        pass
+    raise InvalidRequest(field, f"must be at most {most}", values)
 
 
 def _bad_units(units: object) -> NoReturn:
@@ -96,10 +109,12 @@ def hint(parallel: float | Mapping[int, float] | None, duration: float | None) -
 
 
 def _table(seconds_by_units: Mapping[int, float]) -> tuple[tuple[int, int], ...]:
+    _check_length("parallel", seconds_by_units, limits.LEGAL_AMOUNTS_MAX)
     rows = list(seconds_by_units.items())
-    if not rows or not all(_is_number(units) and isinstance(units, int) and units >= 1 for units, _ in rows):
+    most = limits.AMOUNT_MAX // _MILLI
+    if not rows or not all(_is_number(units) and isinstance(units, int) and 1 <= units <= most for units, _ in rows):
         raise InvalidRequest("parallel", "must be a fraction of 0 to 1, or seconds by units", seconds_by_units)
-    return tuple(sorted((units, milliseconds("parallel", seconds) * 1000) for units, seconds in rows))
+    return tuple(sorted((units, milliseconds("parallel", seconds, 1) * 1000) for units, seconds in rows))
 
 
 def _is_number(value: object) -> bool:
@@ -112,7 +127,25 @@ def argv(command: str | Sequence[str]) -> tuple[str, ...]:
         return ("/bin/sh", "-c", command)
     if not isinstance(command, Sequence) or isinstance(command, bytes | bytearray | memoryview):
         raise InvalidRequest("command", "must be a text for the shell, or a program and its arguments", command)
+    _check_length("command", command, limits.ARGUMENTS_COUNT_MAX)
     return tuple(command)
+
+
+def environment(env: Mapping[str, str] | None) -> dict[str, str]:
+    """Raises InvalidRequest; pairs, or an empty text, are no environment."""
+    if env is None:
+        return {}
+    if not isinstance(env, Mapping):
+        raise InvalidRequest("env", "must be texts by name", env)
+    return dict(env)
+
+
+def content(field: str, value: bytes | str) -> bytes:
+    """Bytes as they are, a text as UTF-8. Raises InvalidRequest."""
+    try:
+        return value.encode() if isinstance(value, str) else value
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(field, f"must be text that UTF-8 can hold, or bytes: {error.reason}") from None
 
 
 class Wire(NamedTuple):
@@ -130,23 +163,13 @@ def wire(key: str, spec: m.ActionSpec, payload: m.Payload) -> Wire:
     those on their way take memory. Raises InvalidRequest."""
     if spec.payload_blob:
         raise InvalidRequest("payload_blob", "is for the client to set", spec.payload_blob)
-    payload, light, heavy_bytes = _apart(payload)
-    try:
-        spec_bytes, payload_bytes = m.encode(spec), m.encode(light)
-    except (TypeError, ValueError, OverflowError, UnicodeEncodeError, RecursionError) as error:
-        raise InvalidRequest("request", f"cannot be encoded: {error}") from None
-    size = len(payload_bytes) + heavy_bytes
+    light, heavy = _apart(payload)
+    spec_bytes, payload_bytes = _encoded(spec), _encoded(light)
+    size = len(payload_bytes) + sum(map(len, heavy.values()))
     if size > limits.BLOB_BYTES_MAX - _HEAVY_FIELD_BYTES:
         raise InvalidRequest("payload", f"must be at most {limits.BLOB_BYTES_MAX - _HEAVY_FIELD_BYTES} bytes", size)
-    try:
-        m.decode_spec(spec_bytes)
-        m.decode_payload(payload_bytes)
-    except msgspec.ValidationError as error:
-        rule, _, path = str(error).partition(" - at ")
-        field = path.removeprefix("`key` in ").strip("`").removeprefix("$.")
-        raise InvalidRequest(field or "request", rule) from None
-    except m.MALFORMED as error:
-        raise InvalidRequest("request", str(error)) from None
+    spec = _as_read(spec, spec_bytes, m.decode_spec)
+    payload = replace(_as_read(light, payload_bytes, m.decode_payload), **heavy)
     if broken := broken_rule(key, spec, payload):
         field, _, rule = broken.partition(": ")
         raise InvalidRequest(field, rule)
@@ -155,17 +178,63 @@ def wire(key: str, spec: m.ActionSpec, payload: m.Payload) -> Wire:
     return Wire(key, spec, spec_bytes, payload_bytes)
 
 
+_NOT_ENCODED: Final = (TypeError, ValueError, OverflowError, RecursionError, BufferError)
+
+
+def _encoded(value: m.Request) -> bytes:
+    try:
+        return m.encode(value)
+    except _NOT_ENCODED as error:
+        for field in value.__struct_fields__:
+            try:
+                m.encode(getattr(value, field))
+            except _NOT_ENCODED as why:
+                raise InvalidRequest(field, f"cannot be sent: {why}"[: limits.DETAIL_LENGTH_MAX]) from None
+        raise InvalidRequest("request", f"cannot be sent: {error}"[: limits.DETAIL_LENGTH_MAX]) from None
+
+
+def _as_read(given: _Struct, data: bytes, decode: Callable[[bytes], _Struct]) -> _Struct:
+    """What a reader will see, which has to be what was given: encoding turns a Decimal into a text."""
+    try:
+        read = decode(data)
+    except msgspec.ValidationError as error:
+        rule, at, path = str(error).rpartition(" - at ")
+        field = path.removeprefix("`key` in ").strip("`").removeprefix("$.") if at else ""
+        raise InvalidRequest(field or "request", rule or str(error)) from None
+    except m.MALFORMED as error:
+        raise InvalidRequest("request", str(error)) from None
+    if read != given:
+        for field in read.__struct_fields__:
+            if not _alike(getattr(given, field), getattr(read, field)):
+                value = getattr(given, field)
+                raise InvalidRequest(field, f"must be of the type it has: a {type(value).__name__} is another", value)
+    return read
+
+
+def _alike(given: object, read: object) -> bool:
+    """Equal, but that a list may stand for a tuple."""
+    if isinstance(read, tuple):
+        return isinstance(given, list | tuple) and len(given) == len(read) and all(map(_alike, given, read))
+    if isinstance(read, dict):
+        return isinstance(given, dict) and given.keys() == read.keys() and all(_alike(given[key], read[key]) for key in read)
+    if isinstance(read, m.Request):
+        return type(given) is type(read) and all(_alike(getattr(given, f), getattr(read, f)) for f in read.__struct_fields__)
+    return given == read
+
+
 def with_blob(wire: Wire, name: str) -> Wire:
     """The action whose large payload is stored under `name`."""
     spec = replace(wire.spec, payload_blob=name)
     return Wire(wire.key, spec, m.encode(spec), b"")
 
 
-def _apart(payload: m.Payload) -> tuple[m.Payload, m.Payload, int]:
-    """The payload, with its bytes as they are now; the payload without those of a field that alone are too many for the log,
-    and how many they are."""
+def _apart(payload: m.Payload) -> tuple[m.Payload, dict[str, bytes]]:
+    """The payload without the bytes of a field that alone are too many for the log, and those bytes as they are now."""
     field = "stdin" if isinstance(payload, m.Run) else "data" if isinstance(payload, m.FileWrite) else ""
     value = getattr(payload, field) if field else b""
-    if not isinstance(value, bytes | bytearray | memoryview) or memoryview(value).nbytes <= limits.ITEM_BYTES_MAX:
-        return payload, payload, 0
-    return replace(payload, **{field: bytes(value)}), replace(payload, **{field: b""}), memoryview(value).nbytes
+    if isinstance(value, memoryview):
+        value = value.tobytes()
+        payload = replace(payload, **{field: value})
+    if not isinstance(value, bytes | bytearray) or len(value) <= limits.ITEM_BYTES_MAX:
+        return payload, {}
+    return replace(payload, **{field: b""}), {field: bytes(value)}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Unpack
 from tangram import limits
 from tangram import messages as m
 from tangram.errors import SessionError
-from tangram.producers import build
+from tangram.producers import build, request
 from tangram.producers.options import DEADLINE_S, SessionRunOptions
 from tangram.producers.result import Result
 from tangram.producers.waiting import Waiting
@@ -48,7 +48,7 @@ class Session:
 
     async def write(self, path: str, data: bytes | str, *, mode: int = 0o644, timeout: float = 60.0) -> Result:
         """Puts a file into the session, whole or not at all. `path` is relative to its folder."""
-        payload = m.FileWrite(path=path, data=data.encode() if isinstance(data, str) else data, mode=mode)
+        payload = m.FileWrite(path=path, data=request.content("data", data), mode=mode)
         return await self._client.perform(self._spec("file.write", timeout), payload)
 
     async def read(self, path: str, *, size_max: int = limits.FILE_BYTES_MAX, timeout: float = 60.0) -> Result:

@@ -1,4 +1,4 @@
-"""Checkpoints in their stream: written in parts, valid only with their last message, two of them kept."""
+"""Checkpoints in their stream: written in parts, and valid only with their last message."""
 
 import asyncio
 import hashlib
@@ -20,7 +20,8 @@ from tangram.version import __version__
 log = logging.getLogger(__name__)
 
 PUBLISH_TIMEOUT_S: Final = 10.0
-LAG_TRIES: Final = 30
+LAG_S: Final = 3.0
+"""How long a replica of a cluster may lag behind."""
 FETCH_ACTIONS: Final = 200
 """Payloads that are in memory at a time while a checkpoint is written."""
 
@@ -40,14 +41,15 @@ class Restored(NamedTuple):
 async def restore(broker: Broker, *, oldest: bool = False) -> Restored | None:
     """The newest checkpoint that can be read, or the oldest from which the log is still whole; None if there is none.
 
-    Raises ForeignCheckpoint, BrokerError.
+    Raises ForeignCheckpoint, UnreadableCheckpoint (the log is trimmed, and there is none), BrokerError.
     """
     info = await broker.api(f"STREAM.INFO.{subjects.STREAM}")
     created, stored = info["created"], state_of(info)
     ends = await _ends(broker)
-    for _ in range(LAG_TRIES if stored.first_seq > 1 and not ends else 0):
-        await asyncio.sleep(0.1)  # a trimmed log has one: the replica that was asked lags
-        ends = ends or await _ends(broker)
+    deadline_s = time.monotonic() + LAG_S
+    while not ends and stored.first_seq > 1:  # a trimmed log has one
+        await _lagging(deadline_s, f"the log begins at {stored.first_seq}, and no checkpoint leads up to it")
+        ends = await _ends(broker)
     for _, end in ends:
         if end.log_created != created or end.seq > stored.last_seq:
             raise ForeignCheckpoint(
@@ -59,6 +61,8 @@ async def restore(broker: Broker, *, oldest: bool = False) -> Restored | None:
         name, end = ends[index]
         try:
             state = load(await _state_bytes(broker, name, end))
+            if state.digest != end.digest:
+                raise UnreadableCheckpoint("its state has another digest than it should")
         except UnreadableCheckpoint as error:
             log.error("checkpoint %s is not used: %s", name, error)
             continue
@@ -67,12 +71,16 @@ async def restore(broker: Broker, *, oldest: bool = False) -> Restored | None:
 
 
 async def read_payloads(broker: Broker, restored: Restored, payloads: Payloads) -> None:
-    """Puts the checkpoint's payloads into the cache as far as they fit, and notes where the others are. Raises BrokerError."""
+    """Puts the checkpoint's payloads into the cache as far as they fit, and notes where the others are. Actions whose payload is
+    not to be had end as `error` when their turn comes. Raises BrokerError."""
     places: dict[ActionId, int] = {}
-    async for place, part in _payload_parts(broker, restored.name, restored.ends[-1]):
-        for each, payload in zip(part.ids, part.payloads, strict=True):
-            places[ActionId(*each)] = place
-            payloads.keep(ActionId(*each), payload)
+    try:
+        async for place, part in _payload_parts(broker, restored.name, restored.ends[-1]):
+            for each, payload in zip(part.ids, part.payloads, strict=True):
+                places[ActionId(*each)] = place
+                payloads.keep(ActionId(*each), payload)
+    except UnreadableCheckpoint as error:
+        log.error("checkpoint %s has lost payloads: %s", restored.name, error)
     payloads.checkpointed(places)
 
 
@@ -93,16 +101,14 @@ async def _ends(broker: Broker) -> list[tuple[str, m.CheckpointEnded]]:
 async def _state_bytes(broker: Broker, name: str, end: m.CheckpointEnded) -> bytes:
     parts: list[bytes] = []
     seq = end.first_seq
-    deadline_s = time.monotonic() + 1.0  # for a replica that lags
+    deadline_s = time.monotonic() + LAG_S
     while len(parts) < end.parts:
         stored = await read_log(broker, subjects.CHECKPOINTS, seq, subject=subjects.checkpoint(name, "state"), batch=16)
-        if not stored and time.monotonic() < deadline_s:
-            await asyncio.sleep(0.1)
-            continue
-        if not stored:
-            raise UnreadableCheckpoint(f"it has {len(parts)} of {end.parts} parts")
         parts += [each.data for each in stored]
-        seq = stored[-1].seq + 1
+        if stored:
+            seq = stored[-1].seq + 1
+        else:
+            await _lagging(deadline_s, f"it has {len(parts)} of {end.parts} parts")
     data = b"".join(parts[: end.parts])
     if hashlib.sha256(data).digest() != end.sha256:
         raise UnreadableCheckpoint("its checksum is wrong")
@@ -110,14 +116,28 @@ async def _state_bytes(broker: Broker, name: str, end: m.CheckpointEnded) -> byt
 
 
 async def _payload_parts(broker: Broker, name: str, end: m.CheckpointEnded) -> AsyncIterator[tuple[int, m.CheckpointPayloads]]:
-    seq = end.first_seq
-    while stored := await read_log(broker, subjects.CHECKPOINTS, seq, subject=subjects.checkpoint(name, "payloads"), batch=16):
+    """All of them, and where each part stands. Raises UnreadableCheckpoint if there are less than there should be."""
+    seq, found = end.first_seq, 0
+    deadline_s = time.monotonic() + LAG_S
+    while found < end.payloads:
+        stored = await read_log(broker, subjects.CHECKPOINTS, seq, subject=subjects.checkpoint(name, "payloads"), batch=16)
         for each in stored:
             try:
-                yield each.seq, m.decode_checkpoint_payloads(each.data)
+                part = m.decode_checkpoint_payloads(each.data)
             except m.MALFORMED as error:
-                log.error("payloads of checkpoint %s, sequence %d: %s", name, each.seq, error)
-        seq = stored[-1].seq + 1
+                raise UnreadableCheckpoint(f"its payloads at {each.seq}: {error}") from None
+            found += len(part.ids)
+            seq = each.seq + 1
+            yield each.seq, part
+        if not stored:
+            await _lagging(deadline_s, f"it has {found} of {end.payloads} payloads")
+
+
+async def _lagging(deadline_s: float, what: str) -> None:
+    """What a replica does not have, it may have in a moment. Raises UnreadableCheckpoint after the deadline."""
+    if time.monotonic() > deadline_s:
+        raise UnreadableCheckpoint(what)
+    await asyncio.sleep(0.1)
 
 
 async def write(

@@ -30,17 +30,11 @@ class Payloads:
             self._bytes += len(payload)
             self._cached[action] = payload
 
-    def get(self, action: ActionId) -> bytes | None:
-        return self._cached.get(action)
-
     def drop(self, action: ActionId) -> None:
         self._checkpointed.pop(action, None)
         payload = self._cached.pop(action, None)
         if payload is not None:
             self._bytes -= len(payload)
-
-    def __len__(self) -> int:
-        return len(self._cached)
 
     def stored(self, stored: StoredMessage, message: m.ActionsSubmitted, open_: Mapping[ActionId, Action]) -> None:
         """Keeps those of a submission whose actions are open, as far as there is room."""

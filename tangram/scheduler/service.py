@@ -27,6 +27,7 @@ from tangram.broker import (
     NotLeader,
     StoredMessage,
     ensure_consumer,
+    last_for,
 )
 from tangram.errors import TangramError
 from tangram.scheduler import checkpoints
@@ -46,6 +47,8 @@ log = logging.getLogger(__name__)
 ASK_PATIENCE_S = 10.0
 """A question about something that this scheduler has not read yet waits this long, then it is dropped: it comes again."""
 LEAD_RETRY_S = 0.25
+UNREPORTED_MAX = 64
+"""The first of many bad messages tell enough, and each may have a mebibyte."""
 CONSUMER_RETRY_S = 0.25
 CONSUMER_IDLE_S = 3_600.0
 """The server forgets an executor's consumer that nobody has read for so long."""
@@ -87,7 +90,11 @@ class SchedulerService:
         self._writes = 0
         self._last_read_s = time.monotonic()
         self._last_tick_s = 0.0
-        self._asks: list[tuple[float, Delivery, m.Ask]] = []
+        self._trouble_told = False
+        self._unreported: list[tuple[StoredMessage, Folded]] = []
+        """What was skipped while nobody led, as far as is known."""
+        self._asks: dict[str, tuple[float, Delivery, m.Ask]] = {}
+        """Questions that wait until they can be answered, the oldest first: by subject, because a client asks one at a time."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._keeping: asyncio.Task[None] | None = None
         self._silence: Silence[str | tuple[str, str]] = Silence(config.silence_s, time.monotonic())
@@ -112,12 +119,17 @@ class SchedulerService:
                 try:
                     await self._lead()
                 except NotLeader as error:
-                    raise Superseded(f"another scheduler leads: {error}") from error
+                    if await self._is_superseded():
+                        raise Superseded(f"another scheduler leads: {error}") from error
+                    log.warning("what was last written to %s is no leader's record: taking the lead again", subjects.LEADER)
+                    await asyncio.sleep(LEAD_RETRY_S)
                 except (BrokerTimeout, BrokerUnavailable, Busy) as error:
                     if self.broker.is_closed:
                         raise
                     # Our own late writes are fenced only by a newer record: take one, and read up to it.
-                    log.warning("the broker does not take what is written, taking the lead again: %s", error)
+                    if not self._trouble_told:  # else an outage is a line for each try
+                        log.warning("the broker does not take what is written, taking the lead again: %s", error)
+                    self._trouble_told = True
                     await asyncio.sleep(LEAD_RETRY_S)
         finally:
             forget()
@@ -127,6 +139,16 @@ class SchedulerService:
             await self._reader.close()
             for task in self._tasks:
                 task.cancel()
+
+    async def _is_superseded(self) -> bool:
+        """Whether what fences us is a record."""
+        try:
+            last = await last_for(self.broker, subjects.STREAM, subjects.LEADER)
+            return last is not None and m.decode(last.subject, last.data) is not None
+        except m.Malformed as error:
+            return error.unknown_type
+        except BrokerError:
+            return True
 
     def stop(self) -> None:
         self._stop.set()
@@ -157,6 +179,10 @@ class SchedulerService:
         # The fold makes many short-lived objects and few cycles. (Not in executors: there cycles hold outputs.)
         gc.set_threshold(20_000, 20, 100)
         self.leading.set()
+        self._trouble_told = False
+        for skipped in self._unreported:
+            self._report(*skipped)
+        self._unreported.clear()
         if self._keeping is None:
             self._keeping = self._spawn(self._keeper.run(self.state))
         log.info("leading since sequence %d, log read up to %d", writer.epoch, self.state.seq)
@@ -200,6 +226,10 @@ class SchedulerService:
                 if message.seq in self._own:  # planning again would write it again, for ever
                     raise TangramError(f"sequence {message.seq} is ours and was skipped: {folded.skipped}")
                 self._report(message, folded)
+            elif isinstance(folded.message, m.DecisionsMade | m.ClockMessage):
+                self._unreported.clear()  # a scheduler led after they had come
+                if isinstance(folded.message, m.Ticked):
+                    self._last_tick_s = self._last_read_s
             elif isinstance(folded.message, m.ActionsSubmitted):
                 self._payloads.stored(message, folded.message, self.state.actions)
             elif isinstance(folded.message, m.ActionsFinished):
@@ -210,12 +240,12 @@ class SchedulerService:
             elif isinstance(folded.message, m.ExecutorJoined) and self.leading.is_set():
                 assert folded.address is not None
                 self._spawn(self._make_consumer(folded.message.incarnation, folded.address.first, message.seq))
-            elif isinstance(folded.message, m.Ticked):
-                self._last_tick_s = self._last_read_s
 
     def _report(self, message: StoredMessage, folded: Folded) -> None:
         if not self.leading.is_set():
-            return  # it was reported when it came
+            if len(self._unreported) < UNREPORTED_MAX:
+                self._unreported.append((message, folded))
+            return
         log.warning("sequence %d on %s skipped: %s", message.seq, message.subject, folded.skipped)
         letter = m.DeadLetter(
             origin_seq=message.seq,
@@ -228,6 +258,7 @@ class SchedulerService:
 
     async def _make_consumer(self, incarnation: str, executor: str, joined_seq: int) -> None:
         """Makes the consumer through which one incarnation reads its decisions; idempotent, tried until it is there."""
+        trouble = False
         while True:
             try:
                 await ensure_consumer(
@@ -250,7 +281,9 @@ class SchedulerService:
             except BrokerError as error:
                 if self.broker.is_closed:
                     return
-                log.warning("consumer of %s: %s", executor, error)
+                if not trouble:
+                    log.warning("consumer of %s, tried again and again: %s", executor, error)
+                trouble = True
                 await asyncio.sleep(CONSUMER_RETRY_S)
 
     # --- writing -----------------------------------------------------------------------------------------------
@@ -307,9 +340,12 @@ class SchedulerService:
 
     def _on_heartbeat(self, delivery: Delivery) -> None:
         try:
-            self._silence.heard(m.decode_heartbeat(delivery.data).incarnation, time.monotonic())
+            incarnation = m.decode_heartbeat(delivery.data).incarnation
         except m.MALFORMED as error:
             log.warning("heartbeat on %s dropped: %s", delivery.subject, error)
+            return
+        if incarnation in self.state.incarnations:
+            self._silence.heard(incarnation, time.monotonic())
 
     def _on_client_heartbeat(self, delivery: Delivery) -> None:
         _, _, task, client = delivery.subject.split(".")
@@ -348,20 +384,27 @@ class SchedulerService:
         except m.MALFORMED as error:
             log.warning("question on %s dropped: %s", delivery.subject, error)
             return
-        if delivery.reply and len(self._asks) < limits.ENVELOPE_ITEMS_MAX:
-            self._asks.append((time.monotonic() + ASK_PATIENCE_S, delivery, ask))
-        if self.leading.is_set():
-            self._answer_asks()
+        task = delivery.subject.split(".")[2]
+        # The asker has chosen it, and we may write where it may not: to the log, to the broker's own subjects.
+        if not delivery.reply.startswith(("_INBOX.", f"_INBOX_{task}.")):
+            log.warning("question on %s dropped: its answer would go to %.100r", delivery.subject, delivery.reply)
+            return
+        self._asks.pop(delivery.subject, None)  # nobody waits for that answer any more
+        if self.leading.is_set() and ask.stored_seq <= self.state.seq:
+            self._spawn(self._answer(delivery, ask))
+            return
+        self._asks[delivery.subject] = (time.monotonic() + ASK_PATIENCE_S, delivery, ask)
+        if len(self._asks) > limits.ASKS_WAITING_MAX:
+            del self._asks[next(iter(self._asks))]
 
     def _answer_asks(self) -> None:
-        waiting: list[tuple[float, Delivery, m.Ask]] = []
         now_s = time.monotonic()
-        for until_s, delivery, ask in self._asks:
+        for subject, (until_s, delivery, ask) in list(self._asks.items()):
             if ask.stored_seq <= self.state.seq:
                 self._spawn(self._answer(delivery, ask))
             elif until_s > now_s:
-                waiting.append((until_s, delivery, ask))
-        self._asks = waiting
+                continue
+            del self._asks[subject]
 
     async def _answer(self, delivery: Delivery, ask: m.Ask) -> None:
         _, _, task, client = delivery.subject.split(".")

@@ -23,6 +23,8 @@ os.environ["MSWEA_GLOBAL_CONFIG_DIR"] = tempfile.mkdtemp(prefix="tangram-test-mi
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A job in the background of a shell inherits that, and so would the programs of the local environment; ours do not.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as under nohup
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 class BlockingStack:

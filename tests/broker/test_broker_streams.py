@@ -20,8 +20,12 @@ from tangram.broker import (
     DestructiveChange,
     StreamDeclaration,
     apply,
+    bytes_limit,
     diff,
+    has_reserve,
+    lend_reserve,
     load_declared,
+    purge,
 )
 from tangram.broker.declared import declarations_dir, duration_ns, size_bytes
 from tangram.broker.server_binary import find_server
@@ -101,8 +105,28 @@ async def test_applying_twice_changes_nothing(connect: Connect) -> None:
             "TANGRAM: changed max_bytes",
             *(f"{name}: unchanged" for name in NAMES[1:]),
         ]
+        assert await apply(broker) == [f"{name}: unchanged" for name in NAMES], "a size that was given by hand stays"
+        assert (await broker.api("STREAM.INFO.TANGRAM"))["config"]["max_bytes"] == 3 << 30
         with pytest.raises(BrokerError, match="not declared"):
             await apply(broker, max_bytes={"OTHER": 1})
+
+
+async def test_what_was_lent_to_a_full_stream_is_no_difference_and_can_be_taken_back(connect: Connect) -> None:
+    async with connect() as broker:
+        await apply(broker, declared=declared(max_bytes="64KiB"))
+        info = await broker.api("STREAM.INFO.S")
+        await lend_reserve(broker, info, 64 << 10)
+        for _ in range(7):
+            await broker.publish("s.a", bytes(15_000))
+        info = await broker.api("STREAM.INFO.S")
+        assert (bytes_limit(info), info["config"]["max_bytes"], has_reserve(info)) == (64 << 10, 128 << 10, True)
+        assert await apply(broker, declared=declared(max_bytes="64KiB")) == ["S: unchanged"]
+        await apply(broker, declared=declared(max_bytes="64KiB", description="words"))
+        assert (await broker.api("STREAM.INFO.S"))["state"]["messages"] == 7
+        await purge(broker, "S", before_seq=5)
+        await lend_reserve(broker, await broker.api("STREAM.INFO.S"), 0)
+        info = await broker.api("STREAM.INFO.S")
+        assert (info["config"]["max_bytes"], has_reserve(info), info["state"]["messages"]) == (64 << 10, False, 3)
 
 
 async def test_harmless_differences_are_applied(connect: Connect) -> None:

@@ -30,7 +30,7 @@ async def test_a_program_that_fails_is_an_outcome_and_no_exception(client: tangr
 async def test_times_add_up_to_the_action_completion_time(client: tangram.Client) -> None:
     started_s = time.monotonic()
     result = await client.run("sleep 0.2")
-    assert result.run_s >= 0.2
+    assert result.run_s > 0.1  # its start is known when the executor reads of it
     assert result.queued_s + result.startup_s + result.run_s + result.overhead_s == pytest.approx(result.act_s, abs=0.05)
     assert result.act_s <= time.monotonic() - started_s
 

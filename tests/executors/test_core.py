@@ -182,3 +182,18 @@ def test_a_probe_is_answered_and_a_dismissal_is_obeyed(core: ExecutorCore) -> No
 def test_items_for_other_kinds_of_executor_do_no_harm(core: ExecutorCore) -> None:
     items = (m.Resize(task="t", client="c", n=1), m.Prefetch(service="s"), m.Evict(service="s"), start(1))
     assert begun(read(core, decided(1, *items))) == [1]
+
+
+def test_what_cannot_be_begun_is_given_back_with_the_number_of_its_decision_and_can_come_again(core: ExecutorCore) -> None:
+    (begin,) = read(core, decided(1, start(1)))
+    assert isinstance(begin, c.Begin)
+    assert begin.number == 1
+    (given_back,) = core.refused(begin.attempt, begin.number, "no descriptors")
+    assert given_back == c.Return(m.Returned(task="t", client="c", n=1, attempt=1, number=1, reason="no descriptors"))
+    assert core.is_idle
+    assert begun(read(core, decided(2, start(1)))) == [1]
+
+
+def test_a_refusal_of_what_does_not_run_is_a_bug(core: ExecutorCore) -> None:
+    with pytest.raises(KeyError):
+        core.refused(attempt(1), 1, "x")

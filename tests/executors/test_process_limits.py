@@ -281,8 +281,9 @@ async def test_times_add_up(lab: Lab) -> None:
     began = time.monotonic_ns()
     ended = await lab.sh("sleep 0.2")
     took = time.monotonic_ns() - began
-    assert 0 < ended.startup_ns < 0.2e9
-    assert 0.2e9 <= ended.run_ns <= took - ended.startup_ns
+    # Its start is known when the executor reads of it, which a busy machine may let it do late.
+    assert ended.startup_ns > 0
+    assert 0.1e9 < ended.run_ns <= took - ended.startup_ns
 
 
 async def test_a_fork_bomb_is_bounded_and_its_neighbour_is_not_affected(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_every_type_of_the_log_has_a_subject() -> None:
     on_subjects = {kind for kinds in SUBJECTS.values() for kind in kinds}
     assert on_subjects == set(m.LogMessage.__args__)
     known = on_subjects | set(m.Item.__args__)
-    assert {kind.__name__ for kind in known} == codec._KNOWN_TYPES, "an unlisted type would stop every fold as a newer version's"
+    assert {kind.__name__ for kind in known} <= codec._KNOWN_TYPES, "an unlisted type would stop every fold as a newer version's"
 
 
 def test_every_payload_and_item_stands_in_its_union() -> None:

@@ -292,7 +292,7 @@ def test_a_command_that_is_none(command: Any) -> None:
         wire(payload=m.Run(argv=request.argv(command)))
 
 
-@pytest.mark.parametrize("command", [b"echo", [1], ["a", None], [b"a"], [], [["a"]], ["\ud800"]], ids=repr)
+@pytest.mark.parametrize("command", [b"echo", [1], ["a", None], [b"a"], [], [""], ["", "a"], [["a"]], ["\ud800"]], ids=repr)
 def test_a_command_of_wrong_parts(command: Any) -> None:
     with pytest.raises(InvalidRequest):
         wire(payload=m.Run(argv=request.argv(command)))

@@ -4,8 +4,10 @@ import asyncio
 import errno
 import time
 from collections.abc import Mapping
+from typing import Final
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from tangram import limits
 from tangram.executors.attempt import Attempt, error, invalid
@@ -20,13 +22,18 @@ from tangram.executors.cpu.supervise import Program
 from tangram.messages import Output
 from tangram.outcomes import ErrorReason, Outcome
 
+SCARCE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN})
+"""The host has no descriptors, or no processes, left just now."""
 
-def failed(problem: OSError) -> Ended:
-    """The host could not do what was asked: `error`, or `rejected` if the request itself was too large for it."""
+
+def failed(problem: OSError, *, begun: bool = True) -> Ended:
+    """The host could not do what was asked: `error`, or `rejected` if the request itself was too large for it. begun: a
+    program may have been started."""
     detail = str(problem)[: limits.DETAIL_LENGTH_MAX]
     if problem.errno == errno.E2BIG:
         return invalid(f"argv, env: {detail}")
-    return error(ErrorReason.DISK if problem.errno in DISK_ERRORS else ErrorReason.INTERNAL, detail)
+    reason = ErrorReason.DISK if problem.errno in DISK_ERRORS else ErrorReason.INTERNAL
+    return replace(error(reason, detail), not_begun=not begun and problem.errno in SCARCE)
 
 
 class SessionState(Struct, kw_only=True, eq=False):
@@ -76,6 +83,8 @@ class Action(Attempt):
 
     fence: Fence | None = None
     program: Program | None = None
+    begun = False
+    """Whether its program may have been started."""
 
     @property
     def marks(self) -> list[str]:
@@ -112,7 +121,12 @@ class Action(Attempt):
         key, session_env = (None, {}) if session is None else (session.key, session.env)
         env = self.environment(environment.of_host(folder.home, folder.tmp), key, session_env)
         child = spawn(self.payload.argv, env, folder.home / self.payload.cwd, self.payload.stdin, fence.entries, fence.affinity)
-        fence.started(child.pid)
+        self.begun = True
+        try:
+            fence.started(child.pid)
+        except BaseException:
+            child.discard()
+            raise
         return Program(child, self.timeout_ms, self.called_ns, self.on_output, output_max=self.payload.output_max, held=self.held)
 
     async def _finish(self, program: Program, fence: Fence, session: SessionState | None) -> tuple[Ended, bool]:

@@ -25,7 +25,7 @@ from tangram.executors.cpu.folders import Folder
 from tangram.executors.cpu.hierarchies import Hierarchies, detect
 from tangram.executors.cpu.marks import MarkGrounds
 from tangram.executors.cpu.output import Held
-from tangram.executors.cpu.spawn import seal_descriptors
+from tangram.executors.cpu.spawn import check_descriptors, seal_descriptors
 from tangram.messages import FileRead, FileWrite, Run, SessionOpen
 from tangram.outcomes import ErrorReason, Outcome
 
@@ -104,11 +104,12 @@ class ProcessBackend:
         name = _name(key)
         folder = Folder(self.folder / "sessions" / name)
         try:
+            check_descriptors()
             folder.make()
             enclosure = self._grounds.session(name, [f"{environment.SESSION}={key}"], grant.memory_mib)
         except OSError as problem:
             folders.remove(folder.path)
-            return failed(problem)
+            return failed(problem, begun=False)
         self._sessions[key] = SessionState(key=key, folder=folder, enclosure=enclosure, env=payload.env)
         return Ended(outcome=Outcome.OK)
 
@@ -173,9 +174,10 @@ class ProcessBackend:
 
     async def _perform(self, action: Action, session: SessionKey | None) -> Ended:
         try:
+            check_descriptors()
             ended = await (self._perform_single(action) if session is None else self._perform_inside(action, session))
         except OSError as problem:
-            ended = failed(problem)
+            ended = failed(problem, begun=action.begun)
         if ended.unkillable and action.fence is not None:
             self.unkillable.add(action.key)
             self._watches.append(asyncio.create_task(self._watch(action.key, action.fence)))

@@ -6,8 +6,10 @@ end of the status pipe tells when the program proper began.
 """
 
 import contextlib
+import errno
 import fcntl
 import os
+import resource
 import shlex
 import shutil
 import signal
@@ -16,6 +18,8 @@ from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
+
+from tangram import limits
 
 STATUS_FD: Final = 9
 """A single digit, because that is all a POSIX shell's redirection takes."""
@@ -32,12 +36,29 @@ class Child(Struct, frozen=True, kw_only=True):
     stderr: int
     status: int
 
+    def discard(self) -> None:
+        """Ends it with nobody to supervise it."""
+        os.killpg(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        for fd in (self.pidfd, self.stdout, self.stderr, self.status):
+            os.close(fd)
+
 
 def gate(entries: Sequence[Path]) -> str:
     """The gate's script; its arguments are the folder and then the program's."""
     enter = "".join(f"echo 0 >{shlex.quote(str(entry))} && " for entry in entries)
     place = f"{{ {enter}:; }} 2>&{STATUS_FD} || exit 125; " if entries else ""
     return f'{place}cd -- "$1" || exit 126; shift; exec "$@" {STATUS_FD}>&-'
+
+
+def check_descriptors() -> None:
+    """Raises OSError while there are too few to start a program, and to end those that run: what cannot be read for want of a
+    descriptor looks as if it were not there."""
+    fd = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)  # the lowest that is free
+    os.close(fd)
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if fd >= most - limits.DESCRIPTORS_RESERVED:
+        raise OSError(errno.EMFILE, f"{fd} of the {most} descriptors that this executor may have are in use")
 
 
 def spawn(
@@ -71,10 +92,11 @@ def spawn(
             pid = os.posix_spawn("/bin/sh", words, names, file_actions=actions, setsid=True, setsigdef=_SIGNALS, setsigmask=[])
         try:
             pidfd = os.pidfd_open(pid)
-        except OSError:
+        except OSError as error:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-            raise
+            # Not the error itself: that one would say that nothing was started.
+            raise OSError(errno.ECHILD, f"started, and ended because it could not be watched: {error}") from None
         parents.pop_all()
         return Child(pid=pid, pidfd=pidfd, stdout=stdout[0], stderr=stderr[0], status=status[0])
 
