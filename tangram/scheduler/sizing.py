@@ -21,6 +21,9 @@ BEHIND_MAX: Final = 64
 """Queued actions behind the candidates that an objective looks at; those beyond count by their number alone."""
 WAITS_MAX: Final = 8
 """Release times at which a candidate that waits by choice might start."""
+WAIT_GAIN: Final = 1.2
+"""By so much it has to be better to wait by choice: when units come back is a guess. (Between 1.1 and 1.35 the mean completion
+time of simulated workloads differs by less than 2 %; at 1 it is up to 4 % higher.)"""
 UTILISATION_MAX: Final = 0.98
 """Beyond it the price of a unit would grow without bound; measured to make no difference between 0.95 and this."""
 
@@ -255,6 +258,6 @@ def _or_wait(view: View, candidates: list[Candidate], started: list[int], prices
             available += back
             size = best_size(head, price, available)
             took_us = head.curve.at(size)
-            if at_us + took_us * (1 + price * size) + price * free * at_us < least:
+            if WAIT_GAIN * (at_us + took_us * (1 + price * size) + price * free * at_us) < least:
                 return started
     return [*started, now_size]
