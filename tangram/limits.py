@@ -95,6 +95,8 @@ KEYS_PER_CLIENT_MAX: Final = 65_536
 CLIENT_SEEN_WIDTH_MAX: Final = 65_536
 """Ids a client may have above its `done_below`; bounds the memory that one client costs the core."""
 ATTEMPTS_MAX: Final = 3
+MODELS_MAX: Final = 10_000
+"""Elasticity models, about 2 KB each; kinds are named by users, who might name them all differently."""
 CANDIDATES_MAX: Final = 2_048
 """Actions one pass considers: the paper's largest batch."""
 RESOURCES_PER_ACTION_MAX: Final = 8
@@ -138,3 +140,9 @@ and its client asks again."""
 ACK_WAIT_S: Final = 2.0
 CONSUMER_ACK_PENDING_MAX: Final = 100_000
 HEARTBEAT_S: Final = 1.0
+
+# --- simulation ------------------------------------------------------------------------------------------------
+SIMULATED_HOSTS_MAX: Final = 4_096
+"""A pass looks at every host; a digit too many in --pool must not look like a hang."""
+SIMULATED_IDLE_TICKS_MAX: Final = 60
+"""Seconds of virtual time in which the scheduler may leave actions waiting while nothing runs and nothing is to come."""

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from tangram import messages as m
 from tangram.outcomes import Outcome
-from tangram.replay.facts import RETURNED, SUPERSEDED, Attempt, Clock, Cores, ExecutorEvent, HostSeen, Queue, Timeline
+from tangram.replay.facts import RETURNED, RUNNING, SUPERSEDED, Attempt, Clock, Cores, ExecutorEvent, HostSeen, Queue, Timeline
 from tangram.replay.reasons import lacks, why_gone
 from tangram.scheduler.cores import cores_of
 from tangram.scheduler.fold import Record, step
@@ -212,7 +212,10 @@ class Collector:
                     attempt.finished_ns = state.now_ns
                     _take(attempt, result)
                     self.timeline.attempts.append(attempt)
-                elif not message.incarnation:  # the leader's ruling counts, whatever the executor may still say
+                elif key in held and held[key][1] is not attempt:  # an attempt that was given up had it after all
+                    _take(held[key][1], result)
+                elif not message.incarnation or attempt.outcome in (RUNNING, RETURNED, SUPERSEDED):
+                    # A ruling counts, whatever the executor may still say; so does whoever else knew the nonce.
                     attempt.outcome, attempt.reason = result.outcome, result.reason
                     attempt.detail = result.detail or attempt.detail
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 
 def by_marginal_gain(
-    sizes: Sequence[Sequence[int]], duration_us: Callable[[int, int], int], spare: Callable[[int], int]
+    sizes: Sequence[Sequence[int]], duration_us: Callable[[int, int], float], spare: Callable[[int], int]
 ) -> list[int]:
     """Hands out units one step at a time, each to the action whose duration falls most for each unit it takes.
 

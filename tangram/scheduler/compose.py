@@ -1,7 +1,7 @@
 """Turns a window and what is owed into the messages a leader writes. Pure: the same state gives the same bytes."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from tangram import limits, subjects
 from tangram import messages as m
@@ -11,6 +11,8 @@ from tangram.scheduler.window import Decision, Window
 
 _ITEM_OVERHEAD_BYTES = 512
 """Of a Start besides its payload; generous, as the bound is on the sum."""
+_EVICTED_MAX: Final = 100
+"""Named in a window's note, which is for people."""
 
 
 class Outgoing(NamedTuple):
@@ -106,7 +108,8 @@ def _decisions(state: State, window: Window, items: dict[str, list[m.Item]], siz
             total += size
         chunks.append((holder, number, of_incarnation[start:]))
     chunks += [(state.incarnations[incarnation], number, []) for incarnation, number in state.owed.fillers]
-    note = m.WindowNote(policy=window.policy, count=len(chunks), fallback=window.fallback)
+    evicted: list[tuple[str, str, int]] = [(a.task, a.client, a.n) for a in window.evicted[:_EVICTED_MAX]]
+    note = m.WindowNote(policy=window.policy, count=len(chunks), evicted=evicted, fallback=window.fallback)
     return [
         Outgoing(
             subjects.decisions(holder.key, holder.executor),

@@ -1,19 +1,188 @@
-"""How long an action takes on m units, from what its user declared."""
+"""How long an action takes on m units: what its user declared, or what its kind was seen to take.
+
+A curve is duration(m) = serial + parallel/m + overhead*m, all parts >= 0, so it is convex and may rise again. A model learns one
+for each (task, kind) from completions: for each size a weighted mean that forgets and that single outliers cannot move far,
+then the curve through those means with the least weighted relative error, held by a prior. Only + - * / and sqrt are used, in
+one order, so that every machine computes the same.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import sqrt
+from typing import Final, NamedTuple
 
 from tangram.messages import Hint
 
+SIZES_MAX: Final = 32
+"""Sizes that a model remembers; the one with the least weight makes room."""
+FORGET: Final = 1 / 48
+"""Of the weight of what was seen, lost with each completion of the kind: about the last 48 count."""
+OUTLIER: Final = 3.0
+"""A duration beyond so many times its size's mean, or below that part of it, counts as that."""
+RECENT: Final = 0.2
+CHANGED: Final = 1.3
+"""The square root of the last few by so many times that of all: the kind is another than it was. (Of five lognormal durations
+with sigma 0.5 the root mean lies beyond it once in a hundred.)"""
+STALE: Final = 0.3
+"""Of the weight of the other sizes then, so that they are tried again."""
+TRY_AFTER: Final = 3
+TRY_WEIGHT: Final = 2.5
+"""Completions of a size that count, below which it is tried when nobody else needs the units."""
+PRIOR_WEIGHT: Final = 0.5
+"""Of the prior at each of its sizes, in completions: enough to hold what was never seen, little beside what was."""
+PRIOR_SIZES: Final = (1, 2, 4, 8, 16)
+REFIT_EVERY: Final = 8
+"""Completions between two fits once a model has seen REFIT_ALWAYS; the curve hardly moves from one to the next."""
+REFIT_ALWAYS: Final = 8
 
-def duration_us(hint: Hint | None, units: int, prior: Hint) -> int:
-    """Predicted run time in microseconds on `units` units.
 
-    Amdahl's law, serial + parallel/units, or the declared table (its entry at, or next below, `units`; else its lowest).
-    Without a hint, or where it names no duration, `prior` stands in.
-    """
-    if hint is None:
-        hint = prior
+class Curve(NamedTuple):
+    """Microseconds. `table`: (units, duration), rising in units, which replaces the law; its entry at, or next below."""
+
+    serial: float
+    parallel: float
+    overhead: float = 0.0
+    table: tuple[tuple[int, int], ...] = ()
+
+    def at(self, units: int) -> float:
+        """The duration on `units` (>= 1) in microseconds."""
+        if self.table:
+            found = self.table[0][1]
+            for amount, duration in self.table:
+                if amount > units:
+                    break
+                found = duration
+            return float(found)
+        return self.serial + self.parallel / units + self.overhead * units
+
+
+def declared(hint: Hint, prior: Hint) -> Curve:
+    """The curve of a hint; `prior` gives the duration that it does not name."""
     if hint.table_us:
-        known = [duration for amount, duration in hint.table_us if amount <= units]
-        return known[-1] if known else hint.table_us[0][1]
+        return Curve(0.0, 0.0, 0.0, hint.table_us)
     one = hint.duration_us or prior.duration_us
     parallel = one * hint.parallel_ppm // 1_000_000
-    return one - parallel + parallel // max(units, 1)
+    return Curve(float(one - parallel), float(parallel))
+
+
+@dataclass(slots=True, eq=False)
+class Seen:
+    """What was seen at one size. root_us: the weighted mean of the square roots of the durations, which a heavy tail moves
+    less than their mean; all sizes alike, so the shape is that of the means where the spread is the same."""
+
+    weight: float = 0.0
+    root_us: float = 0.0
+    recent_us: float = 0.0
+    """The same of the last few."""
+
+
+@dataclass(slots=True, eq=False)
+class Model:
+    """Of one (task, kind)."""
+
+    sizes: dict[int, Seen] = field(default_factory=dict)
+    count: int = 0
+    curve: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """serial, parallel, overhead as of the last fit; all 0 before the first."""
+
+
+def learn(model: Model, units: int, duration_us: int, prior: Curve) -> None:
+    """Takes in one completion on `units` (>= 1) that took `duration_us` (>= 1)."""
+    model.count += 1
+    for seen in model.sizes.values():
+        seen.weight *= 1 - FORGET
+    at = model.sizes.get(units)
+    if at is None:
+        if len(model.sizes) >= SIZES_MAX:
+            del model.sizes[min(model.sizes, key=lambda size: (model.sizes[size].weight, size))]
+        at = model.sizes[units] = Seen()
+    root = sqrt(duration_us)
+    if at.weight >= 2:
+        limit = sqrt(OUTLIER)
+        root = min(max(root, at.root_us / limit), at.root_us * limit)
+    at.weight += 1
+    at.root_us += (root - at.root_us) / at.weight
+    at.recent_us = at.recent_us + RECENT * (root - at.recent_us) if at.recent_us else root
+    if at.weight >= 1 / RECENT and not 1 / CHANGED < at.recent_us / at.root_us < CHANGED:
+        at.root_us, at.weight = at.recent_us, 1 / RECENT
+        for size, other in model.sizes.items():
+            if size != units:
+                other.weight *= STALE
+    if model.count <= REFIT_ALWAYS or model.count % REFIT_EVERY == 0:
+        model.curve = _fit(model, prior)
+
+
+def learnt(model: Model) -> Curve:
+    return Curve(*model.curve)
+
+
+def size_to_try(model: Model, sizes: Sequence[int], most: int) -> int | None:
+    """When capacity idles: the size of at most `most` units, among the smallest and its doubles, of which least is known, as
+    long as that is too little. None before the first few completions: the prior has the first word."""
+    if model.count < TRY_AFTER:
+        return None
+    tried: tuple[float, int] | None = None
+    following = 0
+    for size in sizes:
+        if size > most:
+            break
+        if size >= following:
+            following = 2 * size
+            seen = model.sizes.get(size)
+            weight = seen.weight if seen is not None else 0.0
+            if weight < TRY_WEIGHT and (tried is None or weight < tried[0]):
+                tried = weight, size
+    return tried[1] if tried is not None else None
+
+
+def _fit(model: Model, prior: Curve) -> tuple[float, float, float]:
+    """Least squares of the relative error over all sizes seen, and over the prior's shape at the scale of what was seen."""
+    rows = [(units, seen.root_us * seen.root_us, seen.weight) for units, seen in sorted(model.sizes.items())]
+    scale = sum(weight * duration / prior.at(units) for units, duration, weight in rows) / sum(row[2] for row in rows)
+    rows += [(units, scale * prior.at(units), PRIOR_WEIGHT) for units in PRIOR_SIZES]
+    gram = [[0.0] * 3 for _ in range(3)]
+    right = [0.0] * 3
+    for units, duration, weight in rows:
+        basis = (1.0 / duration, 1.0 / (units * duration), units / duration)
+        for i in range(3):
+            scaled = weight * basis[i]
+            right[i] += scaled
+            for j in range(i + 1):
+                gram[i][j] += scaled * basis[j]
+    best: tuple[float, tuple[float, float, float]] | None = None
+    for uses in _SUBSETS:
+        found = _solve(gram, right, uses)
+        # The problem is convex: a solution of all three with none negative is the best there is.
+        if found is not None and (best is None or found[0] < best[0]):
+            best = found
+            if len(uses) == 3:
+                break
+    assert best is not None, "serial alone always has a solution"
+    return best[1]
+
+
+_SUBSETS: Final = ((0, 1, 2), (0, 1), (0, 2), (1, 2), (0,), (1,), (2,))
+"""Which of serial, parallel, overhead are not 0. The best solution with none negative is that of one of these."""
+
+
+def _solve(gram: list[list[float]], right: list[float], uses: tuple[int, ...]) -> tuple[float, tuple[float, float, float]] | None:
+    """The normal equations of some of the parts by elimination; None if they are singular or one comes out negative. Returns
+    the error less that of a curve of 0."""
+    size = len(uses)
+    matrix = [[gram[max(i, j)][min(i, j)] for j in uses] + [right[i]] for i in uses]
+    for column in range(size):
+        if matrix[column][column] <= 1e-12 * gram[uses[column]][uses[column]]:
+            return None
+        for row in range(size):
+            if row != column:
+                factor = matrix[row][column] / matrix[column][column]
+                for k in range(column, size + 1):
+                    matrix[row][k] -= factor * matrix[column][k]
+    parts = [0.0, 0.0, 0.0]
+    error = 0.0
+    for i, use in enumerate(uses):
+        parts[use] = matrix[i][size] / matrix[i][i]
+        if parts[use] < 0:
+            return None
+        error -= parts[use] * right[use]
+    return error, (parts[0], parts[1], parts[2])

@@ -5,6 +5,7 @@ from typing import Final
 from tangram import limits
 from tangram import messages as m
 from tangram.outcomes import Outcome
+from tangram.scheduler.load import observe
 from tangram.scheduler.policies import charge
 from tangram.scheduler.ready import ReadyQueue
 from tangram.scheduler.state import Action, Grant, GrantKey, Phase, QueueKey, Session, SessionPhase, State
@@ -44,6 +45,7 @@ def move(action: Action, phase: Phase) -> None:
 def enqueue(state: State, action: Action) -> None:
     """Makes an action READY: a pass may decide it."""
     move(action, Phase.READY)
+    action.ready_ns = state.now_ns
     host = action.session.host if action.session is not None else None
     resources = tuple(sorted(name for name, demand in charge(state, action).items() if demand.low))
     key = QueueKey(action.key, host, resources)
@@ -224,6 +226,7 @@ def release(state: State, grant: Grant) -> None:
     host = state.hosts[grant.host]
     for name, amount in grant.amounts.items():
         if name == "cpu":
+            observe(host, state.now_ns)
             host.pool.give(grant.cores, amount)
         else:
             host.used[name] -= amount

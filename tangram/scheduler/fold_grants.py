@@ -6,6 +6,8 @@ from tangram import limits
 from tangram import messages as m
 from tangram.outcomes import Outcome
 from tangram.scheduler import fold_keys
+from tangram.scheduler.cores import MILLI
+from tangram.scheduler.elasticity import Model, declared, learn
 from tangram.scheduler.fold_actions import (
     advance,
     dequeue,
@@ -17,6 +19,8 @@ from tangram.scheduler.fold_actions import (
     owe_cancel,
     release,
 )
+from tangram.scheduler.load import observe
+from tangram.scheduler.policies import prior_of, setting
 from tangram.scheduler.state import Action, ActionId, Grant, GrantKey, Incarnation, Phase, Session, SessionPhase, State
 
 _REFUSALS_MAX: Final = 20
@@ -26,11 +30,22 @@ def started(state: State, holder: Incarnation, number: int, start: m.Start) -> N
     """Applies a decision as written. If it was overtaken, its cancel is owed and its units return with the answer."""
     action_id = ActionId(start.task, start.client, start.n)
     key = GrantKey(action_id, start.attempt)
-    grant = Grant(key, holder.id, holder.host, start.amounts, start.cores, number, opens=start.kind == "session.open")
+    grant = Grant(
+        key,
+        holder.id,
+        holder.host,
+        start.amounts,
+        start.cores,
+        number,
+        finish_ns=state.now_ns + start.predicted_us * 1_000,
+        started_ns=state.now_ns,
+        opens=start.kind == "session.open",
+    )
     holder.grants[key] = grant
     host = state.hosts[holder.host]
     for name, amount in start.amounts.items():
         if name == "cpu":
+            observe(host, state.now_ns)
             host.pool.take(start.cores, amount)
         else:
             host.used[name] = host.used.get(name, 0) + amount
@@ -87,6 +102,8 @@ def completed(state: State, holder: Incarnation | None, action_id: ActionId, res
         else:
             release(state, grant)
     if action is not None and accepted:
+        if grant is not None:
+            _learn(state, action, grant, result)
         finish(state, action, result, holder.id if holder is not None else "")
         if action.spec.key:
             fold_keys.finished(state, action, result.outcome)
@@ -96,6 +113,20 @@ def completed(state: State, holder: Incarnation | None, action_id: ActionId, res
         state.story.append(f"conflict told {action_id}")
     elif action is not None and not accepted:
         state.story.append(f"wrong nonce {action_id}")
+
+
+def _learn(state: State, action: Action, grant: Grant, result: m.Result) -> None:
+    """What a program that came to its own end took on its whole cores. A time-out says nothing about how a kind scales."""
+    units = len(grant.cores)
+    ran = result.outcome in (Outcome.OK, Outcome.FAILED) and result.run_ns >= 1_000
+    if not ran or grant.opens or grant.amounts.get("cpu", 0) < MILLI or not setting(state, "learn"):
+        return
+    key = (action.id.task, action.spec.kind)
+    model = state.models.pop(key, None) or Model()
+    state.models[key] = model
+    if len(state.models) > limits.MODELS_MAX:
+        del state.models[next(iter(state.models))]
+    learn(model, units, result.run_ns // 1_000, declared(action.spec.hint or prior_of(state), prior_of(state)))
 
 
 def _opened(state: State, session: Session, grant: Grant, holder: Incarnation) -> None:

@@ -1,28 +1,35 @@
-"""Policies: what is charged for an action, and whether spare units are handed out. Each is data; a pass reads it."""
+"""Policies: what is charged for an action, and by which rule units are handed out. Each is data; a pass reads it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from tangram import limits
-from tangram.messages import Demand
+from tangram.messages import Demand, Hint
+from tangram.scheduler import sizing
 from tangram.scheduler.cores import MILLI
 from tangram.scheduler.state import Action, Host, Incarnation, State
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """elastic: spare units go to the actions of a window by marginal gain. reserves: a session holds `static_units` cores
-    from open to close, and its actions run on them, as pods do."""
+    """rule: how the candidates of a host share its cores; None: each has its minimum. reserves: a session holds `static_units`
+    cores from open to close, and its actions run on them, as pods do. learns: sizes of which little is known are tried when
+    cores idle."""
 
     name: str
-    elastic: bool = False
+    rule: sizing.Rule | None = None
     reserves: bool = False
+    learns: bool = False
 
 
 POLICIES: Final = {
     policy.name: policy
     for policy in (
-        Policy("tangram", elastic=True),
+        Policy("tangram", rule=sizing.priced, learns=True),
+        Policy("paper", rule=sizing.paper),
+        Policy("marginal-gain", rule=sizing.marginal),
+        Policy("fixed-units", rule=sizing.fixed),
         Policy("static-trajectory", reserves=True),
         Policy("fcfs-minimum"),
     )
@@ -37,6 +44,8 @@ class Setting(NamedTuple):
 
 SETTINGS: Final = {
     "static_units": Setting(1, 1, 4_096),
+    "fixed_units": Setting(4, 1, 4_096),
+    "learn": Setting(1, 0, 1),
     "prior_duration_us": Setting(1_000_000, 1, 24 * 3_600_000_000),
     "prior_parallel_ppm": Setting(600_000, 0, 1_000_000),
     "pending_max": Setting(limits.PENDING_MAX, 1, 10_000_000),
@@ -50,6 +59,18 @@ def setting(state: State, name: str) -> int:
     default, low, high = SETTINGS[name]
     value = state.settings.get(name, default)
     return value if low <= value <= high else default
+
+
+def prior_of(state: State) -> Hint:
+    """What a kind is taken to be like before anything is known of it."""
+    return Hint(duration_us=setting(state, "prior_duration_us"), parallel_ppm=setting(state, "prior_parallel_ppm"))
+
+
+def legal_units(demand: Demand) -> Sequence[int]:
+    """The whole cores that a demand may have, rising; empty for a fraction of one."""
+    if demand.legal:
+        return tuple(amount // MILLI for amount in demand.legal)
+    return range(demand.low // MILLI, max(demand.low, demand.high) // MILLI + 1) if demand.low >= MILLI else ()
 
 
 def charge(state: State, action: Action) -> dict[str, Demand]:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from tangram import messages as m
 from tangram.outcomes import Outcome
 from tangram.scheduler.cores import CorePool
+from tangram.scheduler.elasticity import Model
 from tangram.scheduler.ready import Order, ReadyQueue
 from tangram.scheduler.timers import Timers
 
@@ -69,6 +70,9 @@ class Grant:
     amounts: dict[str, int]
     cores: tuple[int, ...]
     number: int
+    finish_ns: int = 0
+    """When it is predicted to end, in log time."""
+    started_ns: int = 0
     opens: bool = False
     """It is for a session.open."""
     holds_session: bool = False
@@ -88,6 +92,8 @@ class Action:
     payload_bytes: int = 0
     """Of its payload, which stays in the log (or a checkpoint) as long as it is open."""
     phase: Phase = Phase.NEW
+    ready_ns: int = 0
+    """When it became READY, the last time."""
     attempt: int = 1
     refusals: int = 0
     cancelled: bool = False
@@ -150,6 +156,15 @@ class Incarnation:
 
 
 @dataclass(slots=True, eq=False)
+class Load:
+    """The recent share of a host's cores in use: an exponentially weighted mean over log time, kept by `scheduler.load`."""
+
+    used: float = 0.0
+    weight: float = 0.0
+    at_ns: int = 0
+
+
+@dataclass(slots=True, eq=False)
 class Host:
     key: HostKey
     boot_id: str
@@ -160,6 +175,7 @@ class Host:
     live: list[Incarnation] = field(default_factory=list)
     """Live incarnations, in the order they joined."""
     sessions: int = 0
+    load: Load = field(default_factory=Load)
 
 
 @dataclass(slots=True, eq=False)
@@ -254,6 +270,8 @@ class State:
     """Incarnations that will never be current again; the last 10,000."""
     hosts: dict[HostKey, Host] = field(default_factory=dict)
     queues: dict[QueueKey, ReadyQueue[Action]] = field(default_factory=dict)
+    models: dict[tuple[str, str], Model] = field(default_factory=dict)
+    """By (task, kind), in the order of their last completion; at most limits.MODELS_MAX."""
     timers: Timers = field(default_factory=Timers)
     owed: Owed = field(default_factory=Owed)
 

@@ -2,7 +2,8 @@
 
 1. Candidates: in arrival order, each on its minimum of every resource it names. One that does not fit holds back the later
    ones that need the same scarce resource on the hosts it could use, so that a wide action is not starved by narrow ones.
-2. Spare units: on each host where nothing waits for cores, by marginal gain.
+2. Units: on each host, by the policy's rule (`sizing`): how many each candidate gets, and which of the last ones are left for
+   later after all.
 3. Placement: exact core ids, in one NUMA node where possible.
 
 A pass looks at what it starts and at the heads of the queues, never at what waits behind them.
@@ -10,16 +11,20 @@ A pass looks at what it starts and at the heads of the queues, never at what wai
 
 import heapq
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from tangram import limits
-from tangram.messages import Demand, Hint
-from tangram.scheduler.allocate import by_marginal_gain
+from tangram.messages import Demand
 from tangram.scheduler.cores import MILLI, CorePool
-from tangram.scheduler.elasticity import duration_us
-from tangram.scheduler.policies import POLICIES, charge, could_fit, setting
+from tangram.scheduler.elasticity import Curve, declared, learnt, size_to_try
+from tangram.scheduler.load import utilisation
+from tangram.scheduler.policies import POLICIES, Policy, charge, could_fit, legal_units, prior_of, setting
 from tangram.scheduler.ready import Order
-from tangram.scheduler.state import Action, Host, HostKey, Incarnation, State
+from tangram.scheduler.sizing import Candidate, Rule, View
+from tangram.scheduler.state import Action, ActionId, Host, HostKey, Incarnation, State
+
+IDLE: Final = 0.5
+"""Below this utilisation a size of which little is known may be tried."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,6 +47,8 @@ class Window(NamedTuple):
     digest: bytes
     policy: str
     decisions: list[Decision]
+    evicted: list[ActionId]
+    """Candidates that were left for later so that the others get more, or that wait by choice."""
     fallback: bool = False
 
 
@@ -64,14 +71,16 @@ def plan(state: State, policy: str | None = None) -> Window:
     chosen = POLICIES[policy or state.policy]
     pass_ = _Pass(state)
     pass_.candidates()
-    if chosen.elastic:
-        pass_.spare_units()
+    if chosen.rule is not None:
+        pass_.size(chosen, chosen.rule)
+    pass_.predict()
     return Window(
         number=state.window + 1,
         through_seq=state.seq,
         digest=state.digest,
         policy=chosen.name,
         decisions=pass_.decisions,
+        evicted=[action.id for action in pass_.evicted],
         fallback=policy is not None,
     )
 
@@ -81,11 +90,15 @@ class _Pass:
         self.state = state
         self.rooms: dict[HostKey, _Room] = {}
         self.decisions: list[Decision] = []
-        self.elastic: list[tuple[int, _Room, Demand]] = []
+        self.evicted: list[Action] = []
+        self.kinds: dict[tuple[object, ...], Candidate] = {}
+        self.queued: tuple[dict[HostKey, int], int] | None = None
         self.takers: dict[str, list[Incarnation]] = {}
+        self.ranked: dict[tuple[str, bool], list[tuple[tuple[int, ...], int]]] = {}
+        """Heaps of (score, index among the takers) by kind, and whether for openings."""
         self.waiting: dict[tuple[object, ...], bool] = {}
         """What `_try` returned for one-shot actions that wait; one that asks for the same cannot have it either."""
-        self.prior = Hint(duration_us=setting(state, "prior_duration_us"), parallel_ppm=setting(state, "prior_parallel_ppm"))
+        self.prior = prior_of(state)
 
     # --- step 1 ---
 
@@ -125,25 +138,44 @@ class _Pass:
         if alike in self.waiting:
             return self.waiting[alike]
         takers = self._takers(action.key)
-        holder = self._choose(action, cost, self._preferred(action, cost, takers) if action.avoid else takers)
+        if action.avoid:
+            holder = self._best_of(action, cost, self._preferred(action, cost, takers))
+        else:
+            holder = self._choose(action, cost, takers)
         if holder is not None:
             self._start(action, holder, cost)
             return True
         return self._wait(action, cost, takers)
 
-    def _choose(self, action: Action, cost: dict[str, Demand], holders: list[Incarnation]) -> Incarnation | None:
-        """The best of those that have room now; the earlier one between equals."""
-        best: tuple[int, ...] | None = None
+    def _choose(self, action: Action, cost: dict[str, Demand], takers: list[Incarnation]) -> Incarnation | None:
+        """The best of those that have room now; the earlier one between equals. A start only makes its own host worse, so of a
+        heap by score what comes first, and has not become worse meanwhile, is the best."""
+        key = (action.key, action.opens is not None)
+        heap = self.ranked.get(key)
+        if heap is None:
+            heap = [(self._score(action, self._room(each.host), each), index) for index, each in enumerate(takers)]
+            heapq.heapify(heap)
+            self.ranked[key] = heap
+        aside: list[tuple[tuple[int, ...], int]] = []
         chosen: Incarnation | None = None
-        for holder in holders:
+        while heap and chosen is None:
+            score, index = heap[0]
+            holder = takers[index]
             room = self._room(holder.host)
-            if self._fits(room, holder, cost):
-                if len(holders) == 1:
-                    return holder
-                score = self._score(action, room, holder)
-                if best is None or score < best:
-                    best, chosen = score, holder
+            now = self._score(action, room, holder)
+            if now != score:
+                heapq.heapreplace(heap, (now, index))
+            elif self._fits(room, holder, cost):
+                chosen = holder
+            else:
+                aside.append(heapq.heappop(heap))
+        for entry in aside:
+            heapq.heappush(heap, entry)
         return chosen
+
+    def _best_of(self, action: Action, cost: dict[str, Demand], holders: list[Incarnation]) -> Incarnation | None:
+        fitting = [holder for holder in holders if self._fits(self._room(holder.host), holder, cost)]
+        return min(fitting, key=lambda holder: self._score(action, self._room(holder.host), holder), default=None)
 
     def _wait(self, action: Action, cost: dict[str, Demand], takers: list[Incarnation]) -> bool:
         """Holds back what a one-shot action waits for, on the hosts that could ever have it."""
@@ -233,8 +265,6 @@ class _Pass:
             if name == "cpu":
                 cores = room.pool.choose(demand.low, holder.cores_mask)
                 room.pool.take(cores, demand.low)
-                if demand.high > demand.low:
-                    self.elastic.append((len(self.decisions), room, demand))
             else:
                 room.free[name] -= demand.low
         room.started[holder.id] = room.started.get(holder.id, 0) + 1
@@ -242,39 +272,121 @@ class _Pass:
             room.sessions += 1
         elif action.session is not None and action.session.cores and "cpu" in action.spec.cost:
             cores = action.session.cores
-        units = len(cores)
-        predicted = duration_us(action.spec.hint, max(units, 1), self.prior)
-        self.decisions.append(Decision(action, holder, amounts, cores, units, predicted))
+        self.decisions.append(Decision(action, holder, amounts, cores, len(cores), 0))
 
-    # --- steps 2 and 3 ---
+    def predict(self) -> None:
+        """Each decision says how long it is taken to run, so that later ones know when its units come back."""
+        for decision in self.decisions:
+            decision.predicted_us = int(self._curve(decision.action).at(max(decision.units, 1)))
 
-    def spare_units(self) -> None:
-        """Gives the free cores of each host where nothing waits for cores to the elastic actions started there."""
-        by_room: dict[HostKey, list[tuple[int, Demand]]] = {}
-        for index, room, demand in self.elastic:
-            if "cpu" not in room.blocked:
-                by_room.setdefault(room.host.key, []).append((index, demand))
-        for key, group in by_room.items():
+    # --- step 2 ---
+
+    def size(self, chosen: Policy, rule: Rule) -> None:
+        """On each host: how many units each candidate gets, and which of the last ones are left for later after all."""
+        groups: dict[tuple[HostKey, int], list[int]] = {}
+        for index, decision in enumerate(self.decisions):
+            if decision.amounts.get("cpu", 0) >= MILLI:
+                groups.setdefault((decision.holder.host, decision.holder.cores_mask), []).append(index)
+        evicted: set[int] = set()  # only asked for membership
+        for (key, mask), group in groups.items():
+            members = [self.decisions[index] for index in group]
+            candidates = [self._candidate(each.action) for each in members]
+            if not any(len(each.sizes) > 1 for each in candidates):
+                continue
             room = self.rooms[key]
-            decided = [self.decisions[index] for index, _ in group]
-            sizes = [
-                tuple(amount // MILLI for amount in demand.legal)
-                if demand.legal
-                else range(demand.low // MILLI, demand.high // MILLI + 1)
-                for _, demand in group
-            ]
-            spare = [room.pool.free(decision.holder.cores_mask).bit_count() for decision in decided]
-            units = by_marginal_gain(
-                sizes,
-                lambda i, m, decided=decided: duration_us(decided[i].action.spec.hint, m, self.prior),  # type: ignore[misc]
-                lambda i, spare=spare: spare[i],  # type: ignore[misc]
-            )
-            for decision, amount in zip(decided, units, strict=True):
-                more = amount - decision.units
-                if more and room.pool.free(decision.holder.cores_mask).bit_count() >= more:
-                    room.pool.give(decision.cores, decision.units * MILLI)
-                    decision.cores = room.pool.extend((), amount, decision.holder.cores_mask)
-                    room.pool.take(decision.cores, amount * MILLI)
-                    decision.units = amount
-                    decision.amounts["cpu"] = amount * MILLI
-                    decision.predicted_us = duration_us(decision.action.spec.hint, amount, self.prior)
+            wide = "cpu" in room.blocked and room.pool.free(mask) > 0
+            for each in members:  # all anew, so that each has its cores together
+                room.pool.give(each.cores, each.amounts["cpu"])
+            view = self._view(room, members, mask, wide)
+            units = rule(view, candidates)
+            if chosen.learns and len(members) == 1 and not (view.behind or wide) and view.utilisation < IDLE:
+                units = [self._try_out(members[0].action, candidates[0], view.free) or units[0]]
+            for index, decision, amount in zip(group, members, units, strict=True):
+                if amount:
+                    self._place(room, decision, amount)
+                else:
+                    evicted.add(index)
+        if evicted:
+            self.evicted = [self.decisions[index].action for index in sorted(evicted)]
+            self.decisions = [decision for index, decision in enumerate(self.decisions) if index not in evicted]
+
+    def _candidate(self, action: Action) -> Candidate:
+        demand, hint = action.spec.cost["cpu"], action.spec.hint
+        key = (action.id.task, action.spec.kind, demand, hint)
+        found = self.kinds.get(key)
+        if found is None:
+            sizes = legal_units(charge(self.state, action)["cpu"])
+            found = self.kinds[key] = Candidate(self._curve(action), sizes)
+        return found
+
+    def _curve(self, action: Action) -> Curve:
+        hint = action.spec.hint
+        model = self.state.models.get((action.id.task, action.spec.kind)) if setting(self.state, "learn") else None
+        if model is None or (hint is not None and hint.table_us):
+            return declared(hint if hint is not None else self.prior, self.prior)
+        return learnt(model)
+
+    def _try_out(self, action: Action, candidate: Candidate, free: int) -> int | None:
+        """A size of which too little is known, when nobody else needs the units."""
+        model = self.state.models.get((action.id.task, action.spec.kind))
+        if model is None or candidate.curve.table or not setting(self.state, "learn"):
+            return None
+        return size_to_try(model, candidate.sizes, free)
+
+    def _view(self, room: _Room, members: list[Decision], mask: int, wide: bool) -> View:
+        state, host = self.state, room.host
+        bound, unbound = self._queued()
+        in_session = others = 0
+        releases: list[tuple[float, int]] = []
+        for holder in host.live:
+            for grant in holder.grants.values():
+                if grant.holds_session:
+                    continue
+                in_session += grant.session is not None
+                others += grant.session is None
+                if grant.amounts.get("cpu", 0) >= MILLI:
+                    left_ns = grant.finish_ns - state.now_ns
+                    # Overdue: as a heavy tail has it, for half as long again.
+                    at_ns = left_ns if left_ns > 0 else (state.now_ns - grant.started_ns) / 2
+                    releases.append((at_ns / 1_000, len(grant.cores)))
+        releases.sort()
+        here = bound.get(host.key, 0)
+        behind = here + unbound // max(len(state.hosts), 1) - len(members)
+        thinking = max(0, host.sessions - in_session - here)
+        if others or unbound:  # of actions without a session nobody knows how many are to come
+            thinking += room.pool.all.bit_count()
+        return View(
+            cores=(room.pool.all & mask).bit_count(),
+            free=room.pool.free(mask).bit_count(),
+            behind=max(0, behind),
+            thinking=thinking,
+            utilisation=utilisation(host, state.now_ns),
+            releases=releases,
+            fixed=setting(state, "fixed_units"),
+            wide_waits=wide,
+            waited_us=(state.now_ns - members[0].action.ready_ns) / 1_000,
+        )
+
+    def _queued(self) -> tuple[dict[HostKey, int], int]:
+        """READY actions that need cores: by the host that they are bound to, and those that are not."""
+        if self.queued is None:
+            bound: dict[HostKey, int] = {}
+            unbound = 0
+            for key, queue in self.state.queues.items():
+                if "cpu" in key.resources:
+                    if key.host is None:
+                        unbound += len(queue)
+                    else:
+                        bound[key.host] = bound.get(key.host, 0) + len(queue)
+            self.queued = bound, unbound
+        return self.queued
+
+    def _place(self, room: _Room, decision: Decision, units: int) -> None:
+        """Exact cores. Executors whose cores overlap in part may have taken some: then it has its minimum, which is free."""
+        mask = decision.holder.cores_mask
+        if room.pool.free(mask).bit_count() < units:
+            units = decision.units
+        decision.cores = room.pool.choose(units * MILLI, mask)
+        room.pool.take(decision.cores, units * MILLI)
+        decision.units = units
+        decision.amounts["cpu"] = units * MILLI

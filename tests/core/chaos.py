@@ -276,7 +276,8 @@ class Chaos:
             outcome = self.pick(OUTCOMES)
             if worker.running[key].start.session and self.chance(5):
                 outcome = Outcome.ENVIRONMENT_LOST
-            worker.end(key, outcome, nonce=b"mistaken" if self.chance(3) else None)
+            run_ns = self.pick((0, 1_000, 300_000_000, 2_000_000_000, 90_000_000_000))
+            worker.end(key, outcome, nonce=b"mistaken" if self.chance(3) else None, run_ns=run_ns)
             self._send(worker)
 
     def give_back(self) -> None:

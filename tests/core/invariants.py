@@ -210,12 +210,13 @@ def check_window(state: State, window: Window) -> None:
         assert all(amount <= WHOLE for amount in taken[holder.host].values()), f"{taken[holder.host]}"
         check_amounts(decision.amounts, action)
     host_of = {decision.action.id: decision.holder.host for decision in window.decisions}
+    evicted = set(window.evicted)
     for queue in state.queues.values():
         waiting: set[HostKey] = set()
         for action in queue:
             if action.id in host_of:
                 assert host_of[action.id] not in waiting, f"{action.id} overtakes an equal"
-            else:
+            elif action.id not in evicted:  # those were chosen for one host, and only there nothing overtakes them
                 waiting |= {holder.host for holder in places(state, action)}
 
 

@@ -806,7 +806,7 @@ def test_a_session_that_a_static_policy_opened_keeps_its_cores_under_the_next_po
     world = led("static-trajectory", static_units=2)
     worker = world.join()
     session = open_session(world, worker)
-    world.lead("tangram")
+    world.lead("marginal-gain")
     inside = world.submit(cpu=WHOLE, session=session.n)
     outside = world.submit(cpu=m.Demand(low=WHOLE, high=4 * WHOLE))
     inner, outer = world.decide()
@@ -1218,7 +1218,7 @@ def test_an_action_that_cannot_ever_fit_beside_its_session_holds_nobody_back() -
 
 
 def test_spare_units_go_to_the_action_that_gains_more() -> None:
-    world = led()
+    world = led("marginal-gain")
     world.join(nodes=cores(8))
     range_ = m.Demand(low=WHOLE, high=8 * WHOLE)
     serial = world.submit(cpu=range_, hint=m.Hint(duration_us=1_000_000, parallel_ppm=100_000))
@@ -1229,7 +1229,7 @@ def test_spare_units_go_to_the_action_that_gains_more() -> None:
 
 
 def test_only_legal_amounts_are_given() -> None:
-    world = led()
+    world = led("marginal-gain")
     world.join(nodes=cores(8))
     legal = m.Demand(low=WHOLE, high=8 * WHOLE, legal=(WHOLE, 3 * WHOLE, 8 * WHOLE))
     hint = m.Hint(duration_us=1_000_000, parallel_ppm=1_000_000)

@@ -191,8 +191,9 @@ class Worker:
             assert not others, f"{key} started in {session} beside {others}"
         self.running[key] = Running(start, number)
 
-    def _result(self, start: m.Start, outcome: Outcome, nonce: bytes | None = None) -> None:
-        result = m.Result(nonce=start.nonce if nonce is None else nonce, attempt=start.attempt, outcome=outcome)
+    def _result(self, start: m.Start, outcome: Outcome, nonce: bytes | None = None, run_ns: int = 0) -> None:
+        used = start.nonce if nonce is None else nonce
+        result = m.Result(nonce=used, attempt=start.attempt, outcome=outcome, run_ns=run_ns)
         message = m.ActionsFinished(
             executor=self.executor,
             incarnation=self.incarnation,
@@ -203,7 +204,7 @@ class Worker:
         )
         self.outbox.append((subjects.completions(start.task, start.client), message))
 
-    def end(self, key: GrantKey, outcome: Outcome = Outcome.OK, nonce: bytes | None = None) -> None:
+    def end(self, key: GrantKey, outcome: Outcome = Outcome.OK, nonce: bytes | None = None, run_ns: int = 0) -> None:
         """What it runs has ended, and the outcome is on its way."""
         start = self.running.pop(key).start
         if start.kind == "session.open" and outcome is Outcome.OK:
@@ -212,7 +213,7 @@ class Worker:
         if start.session and (outcome is Outcome.ENVIRONMENT_LOST or (start.kind == "session.close" and outcome is Outcome.OK)):
             self.sandboxes.pop(session, None)
             self.endings.pop(session, None)
-        self._result(start, outcome, nonce)
+        self._result(start, outcome, nonce, run_ns)
 
     def give_back(self, key: GrantKey, reason: str = "busy") -> None:
         """It never began this one."""
@@ -238,11 +239,11 @@ class Worker:
 
     # --- shorthand for readable tests ---
 
-    def finish(self, action: ActionId, outcome: Outcome = Outcome.OK) -> None:
+    def finish(self, action: ActionId, outcome: Outcome = Outcome.OK, run_ns: int = 0) -> None:
         """Reads all, ends the one attempt of this action that it runs, and says so."""
         self.read()
         (key,) = [k for k in self.running if k.action == action]
-        self.end(key, outcome)
+        self.end(key, outcome, run_ns=run_ns)
         self.send()
 
     def refuse(self, action: ActionId) -> None:

@@ -45,6 +45,7 @@ def module_name(path: Path) -> str:
 
 FILES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 PURE |= {name for name in FILES if name.startswith("tangram.scheduler.") and name not in IMPURE_SCHEDULER}
+PURE |= {name for name in FILES if name.startswith("tangram.simulation.")} - {"tangram.simulation.workloads"}  # draws from a seed
 
 
 def is_type_checking(test: ast.expr) -> bool:

@@ -1,0 +1,91 @@
+"""Virtual trajectories: a closed loop of thinking and acting, in a sandbox that is opened first and closed last."""
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from tangram import limits, subjects
+from tangram import messages as m
+from tangram.scheduler.state import ActionId
+from tangram.simulation.clock import Clock
+from tangram.simulation.leader import Log, payload_of
+from tangram.simulation.work import Trajectory, Work
+
+_OPEN: Final = 1
+"""The number of the action that opens the sandbox; the first of the trajectory's own follows it."""
+_NONCE: Final = bytes(limits.NONCE_BYTES)
+
+
+class Done(NamedTuple):
+    """An action that has ended. Times in virtual nanoseconds."""
+
+    trajectory: Trajectory
+    step: int
+    arrived_ns: int
+    started_ns: int
+    finished_ns: int
+    units: int
+    host: str
+
+    @property
+    def work(self) -> Work:
+        return self.trajectory.work[self.step]
+
+
+class VirtualClient:
+    """Submits the actions of one trajectory. one_shot: without a sandbox, each action where there is room. oracle: with hints
+    that tell the truth."""
+
+    def __init__(
+        self, trajectory: Trajectory, clock: Clock, log: Log, on_done: Callable[[Done], None], *, one_shot: bool, oracle: bool
+    ) -> None:
+        self.name = f"t{trajectory.number}"
+        self._trajectory = trajectory
+        self._clock, self._log, self._on_done = clock, log, on_done
+        self._one_shot, self._oracle = one_shot, oracle
+        self._next = 0
+        self._arrived_ns = 0
+        clock.at(trajectory.start_ns, self._start)
+
+    def _start(self) -> None:
+        if not self._one_shot:
+            self._submit(_OPEN, "session.open", {}, None)
+        self._think()
+
+    def _think(self) -> None:
+        self._clock.at(self._clock.now_ns + self._trajectory.work[self._next].think_ns, self._act)
+
+    def _act(self) -> None:
+        self._arrived_ns = self._clock.now_ns
+        work = self._trajectory.work[self._next]
+        self._submit(_OPEN + 1 + self._next, work.kind, work.cost(), work.truth() if self._oracle else work.hint)
+
+    def _submit(self, n: int, kind: str, cost: dict[str, m.Demand], hint: m.Hint | None) -> None:
+        spec = m.ActionSpec(
+            nonce=_NONCE,
+            kind=kind,
+            cost=cost,
+            hint=hint,
+            timeout_ms=limits.TIMEOUT_MS_MAX,
+            deadline_ms=limits.DEADLINE_MS_MAX,
+            session=0 if self._one_shot or n == _OPEN else _OPEN,
+            idle_ttl_ms=limits.DEADLINE_MS_MAX,
+        )
+        message = m.ActionsSubmitted(client=self.name, done_below=n, ids=[n], specs=[m.encode(spec)], payloads=[payload_of(kind)])
+        self._log.put(subjects.actions("cpu", self._trajectory.task), message)
+
+    def run_ns(self, action_id: ActionId, units: int) -> int:
+        index = action_id.n - _OPEN - 1
+        work = self._trajectory.work
+        return work[index].run_ns(units) if 0 <= index < len(work) else 0
+
+    def ended(self, action_id: ActionId, units: int, host: str, started_ns: int) -> None:
+        index = action_id.n - _OPEN - 1
+        if not 0 <= index < len(self._trajectory.work):
+            return
+        done = Done(self._trajectory, index, self._arrived_ns, started_ns, self._clock.now_ns, units, host)
+        self._on_done(done)
+        self._next += 1
+        if self._next < len(self._trajectory.work):
+            self._think()
+        elif not self._one_shot:
+            self._submit(_OPEN + 1 + self._next, "session.close", {}, None)

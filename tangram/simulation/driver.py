@@ -1,0 +1,118 @@
+"""A simulation: the log, its leader, the executors of a pool and the trajectories, on one virtual clock."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from tangram import limits
+from tangram import messages as m
+from tangram.errors import TangramError
+from tangram.scheduler.compose import Outgoing
+from tangram.scheduler.policies import SETTINGS
+from tangram.scheduler.state import ActionId, State
+from tangram.simulation.client import Done, VirtualClient
+from tangram.simulation.clock import Clock
+from tangram.simulation.executor import VirtualExecutor
+from tangram.simulation.leader import Leader, Log
+from tangram.simulation.pool import Machine
+from tangram.simulation.work import Trajectory
+
+ROUND_TRIP_NS: Final = 2_000_000
+"""From a window's writing to its reading: the p50 of `tangram bench pipeline` with one action in flight, nearly all of which
+it is."""
+UNITS_SETTING: Final = {"static-trajectory": "static_units", "fixed-units": "fixed_units"}
+"""Of policies with a fixed size: how the core is told it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """How it is scheduled. one_shot: no sandboxes, so no action is bound to a host. oracle: hints that tell the truth."""
+
+    policy: str = "tangram"
+    settings: dict[str, int] = field(default_factory=dict)
+    round_trip_ns: int = ROUND_TRIP_NS
+    one_shot: bool = False
+    oracle: bool = False
+
+    @property
+    def units(self) -> int:
+        """How many a policy with a fixed size gives, or reserves."""
+        name = UNITS_SETTING.get(self.policy, "")
+        return self.settings.get(name, SETTINGS[name].default) if name in SETTINGS else 1
+
+
+class Simulation:
+    """done: the actions that have ended, in that order. real_ns: a clock for what passes take, which changes nothing else."""
+
+    def __init__(
+        self, trajectories: Sequence[Trajectory], pool: Sequence[Machine], setup: Setup, real_ns: Callable[[], int] = lambda: 0
+    ) -> None:
+        self.done: list[Done] = []
+        self._clock = Clock()
+        self._log = Log(self._clock)
+        self._leader = Leader(self._clock, self._log, setup.policy, setup.settings, setup.round_trip_ns, self._read, real_ns)
+        self._executors = {
+            name: VirtualExecutor(name, machine, self._clock, self._log, self._run_ns, self._ended)
+            for name, machine in ((f"h{number}", machine) for number, machine in enumerate(pool))
+        }
+        self._clients: dict[tuple[str, str], VirtualClient] = {}
+        for trajectory in trajectories:
+            client = VirtualClient(
+                trajectory, self._clock, self._log, self.done.append, one_shot=setup.one_shot, oracle=setup.oracle
+            )
+            self._clients[(trajectory.task, client.name)] = client
+        self._expected = sum(len(trajectory.work) for trajectory in trajectories)
+        self._idle_ticks = 0
+
+    @property
+    def state(self) -> State:
+        return self._log.state
+
+    @property
+    def pass_ns(self) -> list[int]:
+        return self._leader.pass_ns
+
+    @property
+    def held_unit_ns(self) -> int:
+        return sum(executor.held_unit_ns for executor in self._executors.values())
+
+    def run(self) -> None:
+        """Raises TangramError if an action does not end well, as one that fits on no host does not."""
+        while self.advance():
+            pass
+        if len(self.done) != self._expected:
+            raise TangramError(f"{self._expected - len(self.done)} of {self._expected} actions have not ended")
+
+    def advance(self) -> bool:
+        """Goes on to the next instant at which something happens; False if nothing will."""
+        event_ns, tick_ns = self._clock.next_ns(), self._leader.next_tick_ns()
+        if event_ns is not None and (tick_ns is None or event_ns <= tick_ns):
+            self._idle_ticks = 0
+            self._clock.move(event_ns)
+        elif tick_ns is not None:
+            self._idle_ticks = 0 if event_ns is not None else self._idle_ticks + 1
+            if self._idle_ticks > limits.SIMULATED_IDLE_TICKS_MAX:
+                raise TangramError(f"{len(self.state.actions)} actions wait, and nothing runs that could make room for them")
+            self._clock.move(tick_ns)
+            self._leader.tick()
+        else:
+            return False
+        self._leader.turn()
+        return True
+
+    def _read(self, outgoing: Outgoing) -> None:
+        message = outgoing.message
+        if isinstance(message, m.DecisionsMade):
+            self._executors[message.incarnation].read(message)
+        elif isinstance(message, m.ActionsFinished):
+            result = m.decode_result(message.results[0])
+            raise TangramError(
+                f"action {message.ids[0]} on {outgoing.subject} was not run: "
+                + " ".join(filter(None, (str(result.outcome), result.reason, result.detail)))
+            )
+
+    def _run_ns(self, action_id: ActionId, units: int) -> int:
+        return self._clients[action_id[:2]].run_ns(action_id, units)
+
+    def _ended(self, action_id: ActionId, start: m.Start, host: str, started_ns: int) -> None:
+        self._clients[action_id[:2]].ended(action_id, start.units, host, started_ns)

@@ -1,0 +1,53 @@
+"""Pools: which hosts there are."""
+
+import re
+from pathlib import Path
+from typing import Annotated, Final, NamedTuple
+
+import msgspec
+from msgspec import Meta, Struct
+
+from tangram import limits
+from tangram.errors import ConfigError
+from tangram.simulation.trace import Units, decode_file
+
+_CPU: Final = re.compile(r"cpu=(?:([1-9][0-9]{0,5})x)?([1-9][0-9]{0,5})")
+
+
+class Machine(NamedTuple):
+    """nodes: how many cores each NUMA node has."""
+
+    nodes: tuple[int, ...]
+    memory_mib: int = limits.AMOUNT_MAX
+
+    @property
+    def cores(self) -> int:
+        return sum(self.nodes)
+
+
+class _Hosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    cores: Annotated[tuple[Units, ...], Meta(min_length=1, max_length=limits.NUMA_NODES_MAX)]
+    count: Annotated[int, Meta(ge=1, le=limits.SIMULATED_HOSTS_MAX)] = 1
+    memory_mib: Annotated[int, Meta(ge=1, le=limits.AMOUNT_MAX)] = limits.AMOUNT_MAX
+
+
+class _File(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    hosts: Annotated[list[_Hosts], Meta(min_length=1)]
+
+
+def parse(text: str) -> list[Machine]:
+    """`cpu=N` is one host of N cores, `cpu=HxN` H hosts of N cores; anything else names a TOML file. Raises ConfigError."""
+    if text.startswith("cpu="):
+        match = _CPU.fullmatch(text)
+        if match is None:
+            raise ConfigError(f"--pool {text}: must be cpu=CORES, cpu=HOSTSxCORES or a TOML file")
+        machines = [Machine((int(match[2]),))] * int(match[1] or 1)
+    else:
+        found = decode_file(Path(text), lambda data: msgspec.toml.decode(data, type=_File))
+        machines = [Machine(each.cores, each.memory_mib) for each in found.hosts for _ in range(each.count)]
+    largest = max(machine.cores for machine in machines)
+    if largest > limits.CORE_ID_MAX + 1:
+        raise ConfigError(f"--pool {text}: a host must have at most {limits.CORE_ID_MAX + 1} cores")
+    if len(machines) > limits.SIMULATED_HOSTS_MAX:
+        raise ConfigError(f"--pool {text}: must be at most {limits.SIMULATED_HOSTS_MAX} hosts")
+    return machines

@@ -1,0 +1,46 @@
+"""What is simulated: trajectories of actions, with the truth about their durations, which the scheduler is not told."""
+
+from typing import NamedTuple
+
+from tangram import messages as m
+from tangram.scheduler.cores import MILLI
+
+
+class Work(NamedTuple):
+    """One action. legal: the amounts it may get, if not all from low to high. scalable_ns: the part of duration_ns (its run
+    time on one unit) that shrinks with the units it gets, up to `high` of them. hint: what its user declares."""
+
+    kind: str
+    think_ns: int
+    duration_ns: int
+    scalable_ns: int = 0
+    low: int = 1
+    high: int = 1
+    legal: tuple[int, ...] = ()
+    memory_mib: int = 0
+    hint: m.Hint | None = None
+
+    def run_ns(self, units: int) -> int:
+        """Amdahl's law: the serial part, and the scalable part divided by the units."""
+        return self.duration_ns - self.scalable_ns + self.scalable_ns // max(1, min(units, self.high))
+
+    def truth(self) -> m.Hint:
+        """A hint that says how long it will really take."""
+        parallel_ppm = self.scalable_ns * 1_000_000 // self.duration_ns if self.duration_ns else 0
+        return m.Hint(duration_us=max(self.duration_ns // 1_000, 1), parallel_ppm=parallel_ppm)
+
+    def cost(self) -> dict[str, m.Demand]:
+        legal = tuple(amount * MILLI for amount in self.legal)
+        cost = {"cpu": m.Demand(low=self.low * MILLI, high=self.high * MILLI, legal=legal)}
+        if self.memory_mib:
+            cost["memory"] = m.Demand(low=self.memory_mib)
+        return cost
+
+
+class Trajectory(NamedTuple):
+    """Its actions run one after the other: each is submitted `think_ns` after the one before it has ended."""
+
+    number: int
+    task: str
+    start_ns: int
+    work: list[Work]
