@@ -181,7 +181,6 @@ class GroupedPublisher(Generic[K, T]):
         loop = asyncio.get_running_loop()
         finished: asyncio.Future[None] = loop.create_future()
         waiting = 0
-        retry: list[_Message[K, T]] = []
         stored = False
 
         def answered(message: _Message[K, T], _: object) -> None:
@@ -189,10 +188,7 @@ class GroupedPublisher(Generic[K, T]):
             waiting -= 1
             if finished.done():
                 return  # the round is over: the time-out has settled this message
-            outcome = self._settle(message)
-            stored = stored or outcome is None
-            if outcome is not None:
-                retry.append(message)
+            stored = self._settle(message) or stored
             if waiting == 0:
                 finished.set_result(None)
 
@@ -209,37 +205,39 @@ class GroupedPublisher(Generic[K, T]):
         finally:
             timer.cancel()
             finished.cancel()  # answers that come after this find it done
-        retry.extend(self._in_flight)  # those without an answer
+        retry = self._in_flight  # refused for now, or without an answer
         self._in_flight = []
         self._requeue(retry)
         self._tell_waiters()
         return stored, bool(retry)
 
-    def _settle(self, message: _Message[K, T]) -> BrokerError | None:
-        """Deals with an answer. Returns the error if the message is to be sent again."""
-        self._in_flight.remove(message)
+    def _settle(self, message: _Message[K, T]) -> bool:
+        """Deals with an answer. Returns False if the message is to be sent again: then it stays in flight to the round's end, so
+        that nobody takes it for stored."""
         error = message.future.exception()
         if error is None:
+            self._in_flight.remove(message)
             self._smaller.pop(message.key, None)
             self._queued -= len(message.queued)
             if self._on_stored is not None:
                 self._call(self._on_stored, message, message.future.result())
             self._tell_waiters()
-            return None
+            return True
         assert isinstance(error, BrokerError)
         if isinstance(error, (BrokerTimeout, Busy, BrokerUnavailable)):
             self._say_again(message, error)
-            return error
+            return False
         if isinstance(error, MessageTooLarge) and len(message.queued) > 1:
             self._smaller[message.key] = len(message.queued) // 2
-            return error
+            return False
+        self._in_flight.remove(message)
         self._smaller.pop(message.key, None)
         self._queued -= len(message.queued)
         if self._on_refused is None:
             log.error("%d items of %s dropped: %s", len(message.queued), message.key, error)
         else:
             self._call(self._on_refused, message, error)
-        return None
+        return True
 
     def _say_again(self, message: "_Message[K, T]", error: BrokerError) -> None:
         """Who waits has to learn why, but not at every try."""

@@ -112,8 +112,9 @@ async def _do(broker: Broker, config: dict[str, Any], info: dict[str, Any] | Non
             await broker.api(f"STREAM.CREATE.{name}", {key: value for key, value in config.items() if value is not None})
             return f"{name}: created"
         updated = {**info["config"], **config}
-        if has_reserve(info):
+        if has_reserve(info):  # what is lent stays until it is taken back, to what the size is then
             updated["max_bytes"] = max(config["max_bytes"], info["config"]["max_bytes"])
+            updated["metadata"] = {**updated["metadata"], _RESERVE: str(config["max_bytes"])}
         await broker.api(f"STREAM.UPDATE.{name}", {key: value for key, value in updated.items() if value is not None})
     except ApiError as error:
         if error.code == _NO_STORAGE:
@@ -206,7 +207,8 @@ def _differences(config: dict[str, Any], info: dict[str, Any] | None) -> list[Di
                 found.append(Difference(name, field, declared, actual, destructive=bool(set(actual) - set(declared))))
         elif declared != actual:
             in_place = field not in _UNCHANGEABLE and not (field in _IRREVERSIBLE and actual)
-            destructive = not in_place or _is_destructive(field, declared, actual, info["state"])
+            keeps = field == "max_bytes" and has_reserve(info)  # it stays as large as it is until the reserve is taken back
+            destructive = not in_place or (not keeps and _is_destructive(field, declared, actual, info["state"]))
             found.append(Difference(name, field, declared, actual, destructive, in_place))
     return found
 

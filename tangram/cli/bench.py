@@ -6,8 +6,9 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from tangram import roles
+from tangram import limits, roles
 from tangram.cli import common
+from tangram.errors import ConfigError
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -18,7 +19,7 @@ def add_to(commands: "Commands") -> None:
     what = command.add_subparsers(dest="what", required=True, metavar="WHAT")
     pipeline = what.add_parser("pipeline", help="the path of an action, beside a bare chain of three processes")
     pipeline.add_argument("--json", action="store_true", help="print one JSON object on stdout")
-    pipeline.add_argument("--seconds", type=float, default=2.0, metavar="S", help="measured for each row")
+    pipeline.add_argument("--seconds", type=common.seconds, default=2.0, metavar="S", help="measured for each row")
     pipeline.add_argument("--sync", nargs="+", default=["always", "default"], choices=["always", "default"])
     pipeline.add_argument("--in-flight", nargs="+", type=common.positive, default=[1, 16, 64, 256, 1024], metavar="N")
     pipeline.add_argument("--executors", nargs="+", type=common.positive, default=[1, 2, 4], metavar="N")
@@ -29,7 +30,9 @@ def add_to(commands: "Commands") -> None:
         "--queued", nargs="+", type=common.positive, default=[1_000, 100_000], metavar="N", help="behind the candidates"
     )
     scheduler.add_argument("--passes", type=common.positive, default=100, metavar="N", help="measured for each row")
-    scheduler.add_argument("--backlog", type=int, default=100_000, metavar="N", help="actions at a real scheduler; 0: none")
+    scheduler.add_argument(
+        "--backlog", type=common.not_negative, default=100_000, metavar="N", help="actions at a real scheduler; 0: none"
+    )
     scheduler.add_argument("--payload", type=common.positive, default=2_000, metavar="BYTES", help="of each of those")
     scheduler.set_defaults(handler=_handle(_scheduler))
 
@@ -48,6 +51,8 @@ async def _scheduler(given: argparse.Namespace) -> int:
     def say(line: str) -> None:
         print(line, file=sys.stderr if given.json else sys.stdout, flush=True)
 
+    if given.payload > limits.ITEM_BYTES_MAX - 4_096:
+        raise ConfigError(f"--payload {given.payload}: must fit a message, at most {limits.ITEM_BYTES_MAX - 4_096}")
     found: dict[str, Any] = {"runs": scheduler.passes(given.queued, given.passes, say)}
     found["fold_per_s"] = round(scheduler.fold_per_s(), 1)
     say(f"pure core: {found['fold_per_s']:.0f} actions/s, each submitted, decided and finished")

@@ -29,7 +29,19 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def _open_standard_descriptors() -> None:
+    """A caller may have closed some of them; the next file that is opened would then stand for standard input or output."""
+    for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest that is free, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(descriptor, mode))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
+    _open_standard_descriptors()
     given = parser().parse_args(arguments)
     try:
         code: int = given.handler(given)

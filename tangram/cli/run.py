@@ -5,8 +5,11 @@ Exits as `timeout` and `docker run` do: the program's own code; 124 timed_out; 1
 
 import argparse
 import asyncio
+import contextlib
 import json
+import os
 import sys
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -60,14 +63,22 @@ async def _run(given: argparse.Namespace) -> int:
     from tangram.producers.client import Client
 
     printed = {"stdout": 0, "stderr": 0}
+    gone: set[str] = set()
 
     def show(stream: str, data: bytes) -> None:
-        out = sys.stdout.buffer if stream == "stdout" else sys.stderr.buffer
-        out.write(data)
-        out.flush()
         printed[stream] += len(data)
+        if stream not in gone:
+            out = sys.stdout if stream == "stdout" else sys.stderr
+            try:
+                out.buffer.write(data)
+                out.flush()
+            except BrokenPipeError:  # whoever read it has gone, as `| head` does; the action goes on
+                gone.add(stream)
+                os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
 
     units = parse_units(given.units)
+    if not given.argv[0]:
+        raise ConfigError("CMD: must name a program")
     async with Client(given.nats, task=given.task) as client:
         running = asyncio.current_task()
         assert running is not None
@@ -78,7 +89,7 @@ async def _run(given: argparse.Namespace) -> int:
                 "timeout": given.timeout,
                 "deadline": given.deadline,
                 "on_output": None if given.json else show,
-                "stdin": sys.stdin.buffer.read() if given.stdin else b"",
+                "stdin": await _standard_input() if given.stdin else b"",
             }
             if given.image:
                 async with client.session(image=given.image, memory=given.memory, deadline=given.deadline) as box:
@@ -96,6 +107,24 @@ async def _run(given: argparse.Namespace) -> int:
         if result.outcome not in (Outcome.OK, Outcome.FAILED):
             print(f"tangram: {result}", file=sys.stderr)
     return exit_code(result)
+
+
+async def _standard_input() -> bytes:
+    """Read in a thread that nobody has to wait for, so that the wait for its end can be interrupted."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[bytes] = loop.create_future()
+
+    def tell(data: bytes) -> None:
+        if not done.done():
+            done.set_result(data)
+
+    def read() -> None:
+        data = sys.stdin.buffer.read()
+        with contextlib.suppress(RuntimeError):  # the loop is closed: interrupted
+            loop.call_soon_threadsafe(tell, data)
+
+    threading.Thread(target=read, daemon=True).start()
+    return await done
 
 
 def _show_rest(result: "Result", printed: dict[str, int], show: Callable[[str, bytes], None]) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tangram import roles
 from tangram.cli import common
+from tangram.errors import ConfigError
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -20,7 +21,7 @@ def add_to(commands: "Commands") -> None:
     common.add_nats(command)
     common.add_verbose(command)
     command.add_argument("--data", type=Path, help="folder for all state (default: $TANGRAM_HOME or ~/.tangram)")
-    command.add_argument("--port", type=int, default=0, help="of the embedded broker (default: as last time, or any)")
+    command.add_argument("--port", type=common.port, default=0, help="of the embedded broker (default: as last time, or any)")
     command.add_argument("--policy", default="tangram", choices=list(POLICIES))
     command.add_argument("--set", action="append", default=[], metavar="NAME=INTEGER")
     common.add_sandbox(command)
@@ -38,8 +39,13 @@ async def _run(given: argparse.Namespace) -> int:
     from tangram.config import home
     from tangram.local import LocalStack
 
+    folder = given.data or home()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--data {folder}: {error.strerror}") from None
     stack = LocalStack(
-        given.data or home(),
+        folder,
         policy=given.policy,
         settings=common.settings(given.set),
         executors=given.executors,

@@ -43,19 +43,22 @@ async def restore(broker: Broker, *, oldest: bool = False) -> Restored | None:
 
     Raises ForeignCheckpoint, UnreadableCheckpoint (the log is trimmed, and there is none), BrokerError.
     """
-    info = await broker.api(f"STREAM.INFO.{subjects.STREAM}")
-    created, stored = info["created"], state_of(info)
-    ends = await _ends(broker)
     deadline_s = time.monotonic() + LAG_S
-    while not ends and stored.first_seq > 1:  # a trimmed log has one
+    while True:
+        ends = await _ends(broker)  # before the log's state: what is taken meanwhile must not seem to be of another log
+        info = await broker.api(f"STREAM.INFO.{subjects.STREAM}")
+        created, stored = info["created"], state_of(info)
+        if ends or stored.first_seq <= 1:
+            break
         await _lagging(deadline_s, f"the log begins at {stored.first_seq}, and no checkpoint leads up to it")
-        ends = await _ends(broker)
     for _, end in ends:
         if end.log_created != created or end.seq > stored.last_seq:
             raise ForeignCheckpoint(
                 f"the checkpoint at sequence {end.seq} is of a log made at {end.log_created}, but {subjects.STREAM} was made at"
                 f" {created} and ends at {stored.last_seq}: put the log back, or purge {subjects.CHECKPOINTS} to start anew"
             )
+    if not ends:
+        return None
     usable = [index for index, (_, end) in enumerate(ends) if end.seq + 1 >= stored.first_seq]
     for index in usable if oldest else reversed(usable):
         name, end = ends[index]
@@ -211,6 +214,18 @@ async def _grouped(waiting: list[Action], payloads: Payloads, state: State) -> A
             size += len(payload) + 200
     if part.ids:
         yield part
+
+
+async def sweep(broker: Broker) -> None:
+    """Deletes the parts of checkpoints that were never ended, as a scheduler leaves that dies while it writes one: they would
+    take the room of the next. Raises BrokerError."""
+    complete = {name for name, _ in await _ends(broker)}
+    info = await broker.api(f"STREAM.INFO.{subjects.CHECKPOINTS}", {"subjects_filter": "tangram.checkpoints.*.*"})
+    names = dict.fromkeys(subjects.checkpoint_name(subject) for subject in sorted(info["state"].get("subjects") or {}))
+    for name in names:
+        if name not in complete:
+            log.warning("checkpoint %s was never ended: its parts are deleted", name)
+            await purge(broker, subjects.CHECKPOINTS, subject=subjects.checkpoint(name, ">"))
 
 
 async def forget_before(broker: Broker, end: m.CheckpointEnded) -> None:

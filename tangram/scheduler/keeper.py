@@ -49,9 +49,13 @@ class Keeper:
 
     async def run(self, state: State) -> None:
         """Returns never. `state` may change between two awaits, by whole steps."""
+        swept = False
         try:
             while True:
                 try:
+                    if not swept:
+                        await checkpoints.sweep(self._broker)
+                        swept = True
                     await self._look(state)
                 except BrokerError as error:
                     self._complain(error)

@@ -23,6 +23,7 @@ from tangram.broker import (
     Busy,
     Delivery,
     LeaderWriter,
+    LogGap,
     LogReader,
     NotLeader,
     StoredMessage,
@@ -47,6 +48,7 @@ log = logging.getLogger(__name__)
 ASK_PATIENCE_S = 10.0
 """A question about something that this scheduler has not read yet waits this long, then it is dropped: it comes again."""
 LEAD_RETRY_S = 0.25
+RESTORE_TRIES = 5
 UNREPORTED_MAX = 64
 """The first of many bad messages tell enough, and each may have a mebibyte."""
 CONSUMER_RETRY_S = 0.25
@@ -107,13 +109,7 @@ class SchedulerService:
         beats = await self.broker.subscribe("tangram.heartbeats.*", self._on_heartbeat)
         client_beats = await self.broker.subscribe(subjects.CLIENT_HEARTBEATS, self._on_client_heartbeat)
         forget = self.broker.on_reconnect(self._silence.forget)
-        restored = await checkpoints.restore(self.broker)
-        if restored is not None:
-            await checkpoints.read_payloads(self.broker, restored, self._payloads)
-            self.state, self._keeper.ends = restored.state, restored.ends
-            log.info("state restored from the checkpoint at sequence %d", self.state.seq)
-            self._restored_seq = self.state.seq
-        self._reader = await LogReader.start(self.broker, subjects.STREAM, self.state.seq + 1)
+        self._reader = await self._start_reading()
         try:
             while not self._stop.is_set():
                 try:
@@ -149,6 +145,22 @@ class SchedulerService:
             return error.unknown_type
         except BrokerError:
             return True
+
+    async def _start_reading(self) -> LogReader:
+        """From the newest checkpoint on. Whoever leads meanwhile may trim past it before we read: then from the next one."""
+        for left in range(RESTORE_TRIES, 0, -1):
+            restored = await checkpoints.restore(self.broker)
+            if restored is not None:
+                await checkpoints.read_payloads(self.broker, restored, self._payloads)
+                self.state, self._keeper.ends = restored.state, restored.ends
+                self._restored_seq = self.state.seq
+                log.info("state restored from the checkpoint at sequence %d", self.state.seq)
+            try:
+                return await LogReader.start(self.broker, subjects.STREAM, self.state.seq + 1)
+            except LogGap:
+                if left == 1:
+                    raise
+        raise AssertionError("unreachable")
 
     def stop(self) -> None:
         self._stop.set()

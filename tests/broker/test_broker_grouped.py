@@ -236,3 +236,17 @@ async def test_a_connection_closed_for_good_stops_the_publisher(connect: Connect
             await publisher.flush()
         assert isinstance(publisher.failed, BrokerUnavailable)
         assert await publisher.close() == [("a", b"1")]
+
+
+async def test_nothing_counts_as_stored_while_it_waits_beside_what_was(connect: Connect, make_stream: MakeStream) -> None:
+    async with connect() as broker:
+        await make_stream(broker, max_bytes=100_000, discard="new")
+        publisher = grouped(broker, retry_s=0.01)
+        publisher.add("big", b"x" * 200_000)  # there will never be room for it
+        publisher.add("small", b"y")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await publisher.flush()
+        assert [message.data for message in await stored(broker)] == [b"y"]
+        async with asyncio.timeout(10):  # it gives up after a moment, and gives the loop to others meanwhile
+            assert await publisher.close(0.2) == [("big", b"x" * 200_000)]

@@ -121,6 +121,10 @@ async def test_what_was_lent_to_a_full_stream_is_no_difference_and_can_be_taken_
         info = await broker.api("STREAM.INFO.S")
         assert (bytes_limit(info), info["config"]["max_bytes"], has_reserve(info)) == (64 << 10, 128 << 10, True)
         assert await apply(broker, declared=declared(max_bytes="64KiB")) == ["S: unchanged"]
+        await apply(broker, declared=declared(max_bytes="96KiB"))  # somebody gives it more meanwhile
+        info = await broker.api("STREAM.INFO.S")
+        assert (bytes_limit(info), info["config"]["max_bytes"]) == (96 << 10, 128 << 10)
+        await apply(broker, declared=declared(max_bytes="64KiB"))
         await apply(broker, declared=declared(max_bytes="64KiB", description="words"))
         assert (await broker.api("STREAM.INFO.S"))["state"]["messages"] == 7
         await purge(broker, "S", before_seq=5)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from tangram.broker import Broker
 from tangram.local import LocalStack
 
 from .conftest import eventually, processes_with
@@ -54,6 +55,72 @@ async def tangram(*arguments: str, url: str = "", home: Path | None = None) -> s
 async def test_run_exits_as_the_program_did(url: str, arguments: tuple[str, ...], code: int, out: bytes) -> None:
     done = await tangram("run", *arguments, url=url)
     assert (done.returncode, done.stdout) == (code, out), done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "--", ""),
+        ("run", "--units", "-1", "--", "true"),
+        ("up", "--port", "99999"),
+        ("up", "--data", "/proc/nothing"),
+        ("bench", "pipeline", "--seconds", "-1"),
+        ("bench", "pipeline", "--seconds", "nan"),
+        ("bench", "scheduler", "--backlog", "-1"),
+        ("bench", "scheduler", "--queued", "0"),
+        ("bench", "scheduler", "--payload", "9999999"),
+    ],
+    ids=" ".join,
+)
+async def test_what_cannot_be_meant_is_exit_code_2_and_no_traceback(url: str, arguments: tuple[str, ...]) -> None:
+    done = await tangram(*arguments, url="" if arguments[0] == "up" else url)
+    assert done.returncode == 2, done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+async def test_waiting_for_standard_input_can_be_interrupted(url: str) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "tangram",
+        "run",
+        "-i",
+        "--",
+        "cat",
+        stdin=-1,
+        stdout=-1,
+        stderr=-1,
+        env={**os.environ, "TANGRAM_NATS": url},
+    )
+    broker = await Broker.connect(url, name="test listens")
+    try:
+        connected = asyncio.Event()
+        await broker.subscribe("tangram.ask.shell.*", lambda _: connected.set())
+        await asyncio.wait_for(connected.wait(), 10)
+    finally:
+        await broker.close()
+    async with asyncio.timeout(10):
+        while process.returncode is None:  # its handler is set a moment after it has connected
+            process.send_signal(signal.SIGINT)
+            await asyncio.wait({asyncio.create_task(process.wait())}, timeout=0.2)
+    assert process.returncode in (130, -signal.SIGINT)
+
+
+async def test_closed_standard_descriptors_are_as_good_as_empty_ones(url: str) -> None:
+    script = f"exec {sys.executable} -m tangram run -i -- cat <&- 2>&-"
+    process = await asyncio.create_subprocess_exec("sh", "-c", script, stdout=-1, env={**os.environ, "TANGRAM_NATS": url})
+    out, _ = await process.communicate()
+    assert (process.returncode, out) == (0, b"")
+
+
+async def test_run_outlives_whoever_reads_its_output(url: str) -> None:
+    script = f"{sys.executable} -m tangram run -- seq 200000 | head -1"
+    process = await asyncio.create_subprocess_exec(
+        "sh", "-c", script, stdout=-1, stderr=-1, env={**os.environ, "TANGRAM_NATS": url}
+    )
+    out, err = await process.communicate()
+    assert out == b"1\n"
+    assert b"Traceback" not in err
 
 
 async def test_run_shows_all_output_once(url: str) -> None:

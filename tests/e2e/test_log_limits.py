@@ -174,6 +174,23 @@ async def test_a_damaged_checkpoint_is_passed_over_and_the_one_before_is_used(tm
             assert (await box.read("kept")).data == b"of the session"
 
 
+async def test_what_a_scheduler_left_of_a_checkpoint_when_it_died_takes_no_room(tmp_path: Path) -> None:
+    async with LocalStack(tmp_path, executors=0) as stack:
+        broker = await Broker.connect(stack.url, name="test leaves parts")
+        try:
+            assert stack.scheduler is not None
+            await stack.scheduler.stop(signal.SIGKILL)
+            for name in ("7-aaaa", "9-bbbb"):
+                for part in ("state", "payloads"):
+                    await broker.publish(subjects.checkpoint(name, part), b"x" * 1_000)
+            await stack.start_scheduler()
+            async with asyncio.timeout(10):
+                while (await stream_state(broker, subjects.CHECKPOINTS)).messages:
+                    await asyncio.sleep(0.05)
+        finally:
+            await broker.close()
+
+
 async def test_a_log_that_was_made_anew_does_not_go_on_from_the_old_ones_checkpoint(tmp_path: Path) -> None:
     stack = LocalStack(tmp_path, cores=2, max_bytes={subjects.STREAM: 4 * MIB})
     try:
