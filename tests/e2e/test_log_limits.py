@@ -158,7 +158,7 @@ async def test_a_damaged_checkpoint_is_passed_over_and_the_one_before_is_used(tm
     async with LocalStack(tmp_path, cores=2, max_bytes={subjects.STREAM: 4 * MIB}) as stack:  # noqa: SIM117
         async with tangram.Client(stack.url, task="t") as client, client.session() as box:
             await box.write("kept", "of the session")
-            await fill(box, 10)
+            await fill(box, 6)
             await trimmed(stack.url)
             assert stack.scheduler is not None
             await stack.scheduler.stop(signal.SIGKILL)
@@ -196,7 +196,7 @@ async def test_a_log_that_was_made_anew_does_not_go_on_from_the_old_ones_checkpo
     try:
         await stack.start()
         async with tangram.Client(stack.url, task="t") as client, client.session() as box:
-            await fill(box, 10)
+            await fill(box, 6)
             await trimmed(stack.url)
         assert stack.scheduler is not None
         await stack.scheduler.stop(signal.SIGKILL)
