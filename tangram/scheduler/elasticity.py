@@ -26,7 +26,7 @@ with sigma 0.5 the root mean lies beyond it once in a hundred.)"""
 STALE: Final = 0.3
 """Of the weight of the other sizes then, so that they are tried again."""
 TRY_AFTER: Final = 3
-TRY_WEIGHT: Final = 2.5
+TRY_WEIGHT: Final = 1.2
 """Completions of a size that count, below which it is tried when nobody else needs the units."""
 PRIOR_WEIGHT: Final = 0.5
 """Of the prior at each of its sizes, in completions: enough to hold what was never seen, little beside what was."""

@@ -24,6 +24,8 @@ WAITS_MAX: Final = 8
 WAIT_GAIN: Final = 1.2
 """By so much it has to be better to wait by choice: when units come back is a guess. (Between 1.1 and 1.35 the mean completion
 time of simulated workloads differs by less than 2 %; at 1 it is up to 4 % higher.)"""
+PRICE_MIN: Final = 0.01
+"""Of a unit that nobody else wants: what hardly gets any faster leaves it alone."""
 UTILISATION_MAX: Final = 0.98
 """Beyond it the price of a unit would grow without bound; measured to make no difference between 0.95 and this."""
 
@@ -139,8 +141,8 @@ class Prices:
     """What a core-microsecond taken now costs others, in action-microseconds of waiting.
 
     queue: each action that waits is delayed by 1 / (cores * (1 - utilisation)) of it. future: the chance that the state with so
-    many free cores reaches saturation (M/M/c, as utilisation^(free/2)), times the same; at most what the actions that are
-    expected can be delayed by.
+    many free cores reaches saturation, and that somebody comes then (M/M/c, as utilisation^(1 + free/2)), times the same; at
+    most what the actions that are expected can be delayed by.
     """
 
     def __init__(self, view: View, count: int) -> None:
@@ -154,7 +156,7 @@ class Prices:
 
     def future(self, free: int) -> float:
         chance = 1.0
-        power, base = max(free, 0) // 2, self._rho
+        power, base = max(free, 0) // 2 + 1, self._rho
         while power:
             if power & 1:
                 chance *= base
@@ -168,7 +170,7 @@ class Prices:
 
     def at(self, started: int) -> float:
         """When the first `started` of the waiting ones start now."""
-        return self._ahead + (self.waiting - started) * self._each
+        return max(PRICE_MIN, self._ahead + (self.waiting - started) * self._each)
 
 
 def best_size(candidate: Candidate, price: float, most: int) -> int:
