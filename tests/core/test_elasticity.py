@@ -114,7 +114,7 @@ def test_what_does_not_scale_is_given_fewer_units_once_that_was_seen() -> None:
     later = [run(world, 1.0, kind="test", cpu=ELASTIC) for _ in range(40)]
     assert first.units == 8
     assert sum(start.units <= 4 for start in later) > 30, "now and then another size is tried"
-    assert all(abs(start.predicted_us - 1_000_000) < 100_000 for start in later)
+    assert all(abs(start.predicted_us - 1_000_000) < 150_000 for start in later)
 
 
 @pytest.mark.parametrize("count", [2, 8])
