@@ -6,8 +6,9 @@ from typing import Final, NamedTuple
 from tangram import limits, subjects
 from tangram import messages as m
 from tangram.outcomes import ErrorReason, Outcome
+from tangram.scheduler.candidates import Decision
 from tangram.scheduler.state import Action, ActionId, Incarnation, Phase, SessionPhase, State
-from tangram.scheduler.window import Decision, Window
+from tangram.scheduler.window import Window
 
 _ITEM_OVERHEAD_BYTES = 512
 """Of a Start besides its payload; generous, as the bound is on the sum."""

@@ -1,0 +1,227 @@
+"""Step 1 of a pass: the candidates, in arrival order, each on its minimum of every resource it names.
+
+One that does not fit holds back the later ones that need the same scarce resource on the hosts it could use, so that a wide
+action is not starved by narrow ones. Looks at what starts and at the heads of the queues, never at what waits behind them.
+"""
+
+import heapq
+from dataclasses import dataclass
+
+from tangram import limits
+from tangram.messages import Demand
+from tangram.scheduler.cores import CorePool
+from tangram.scheduler.policies import charge, could_fit
+from tangram.scheduler.ready import Order
+from tangram.scheduler.state import Action, Host, HostKey, Incarnation, State
+
+
+@dataclass(slots=True, eq=False)
+class Decision:
+    """One action of a window: where it runs and on what."""
+
+    action: Action
+    holder: Incarnation
+    amounts: dict[str, int]
+    cores: tuple[int, ...]
+    units: int
+    predicted_us: int
+
+
+@dataclass(slots=True, eq=False)
+class Room:
+    """What one host has left in this pass."""
+
+    host: Host
+    pool: CorePool
+    free: dict[str, int]
+    started: dict[str, int]
+    """Starts of this pass by incarnation."""
+    blocked: set[str]
+    """Resources that an earlier candidate waits for; only asked for membership."""
+    sessions: int
+
+
+class Candidates:
+    """What a pass found so far. decisions: what starts, in arrival order, each on its minimum until its units are chosen."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.rooms: dict[HostKey, Room] = {}
+        self.decisions: list[Decision] = []
+        self._takers_of: dict[str, list[Incarnation]] = {}
+        self._ranked: dict[tuple[str, bool], list[tuple[tuple[int, ...], int]]] = {}
+        """Heaps of (score, index among the takers) by kind, and whether for openings."""
+        self._waiting: dict[tuple[object, ...], bool] = {}
+        """What `_try` returned for one-shot actions that wait; one that asks for the same cannot have it either."""
+
+    def gather(self) -> None:
+        heads: list[tuple[Order, int, Action]] = []
+        queues = list(self.state.queues.values())
+        walks = [iter(queue) for queue in queues]
+        for index, walk in enumerate(walks):
+            action = next(walk)
+            heads.append((action.order, index, action))
+        heapq.heapify(heads)
+        looked_at = 0
+        while heads and looked_at < limits.CANDIDATES_MAX:
+            _, index, action = heads[0]
+            looked_at += 1
+            following = next(walks[index], None) if self._try(action) else None
+            if following is None:
+                heapq.heappop(heads)
+            else:
+                heapq.heapreplace(heads, (following.order, index, following))
+
+    def _try(self, action: Action) -> bool:
+        """Starts a candidate on its minimum, or lets it hold back what it waits for. Returns whether the one behind it in its
+        queue is a candidate too: it is unless this one waits for what both need, on every host that both could use."""
+        cost = charge(self.state, action)
+        session = action.session
+        if session is not None:
+            bound = self.state.incarnations[session.incarnation]
+            if not could_fit(self.state.hosts[bound.host], bound, cost):
+                return True
+            if self._fits(self.room(bound.host), bound, cost):
+                self._start(action, bound, cost)
+                return True
+            self._hold_back(self.room(bound.host), bound, cost)
+            return False
+        alike = (action.key, action.avoid, *((name, demand.low) for name, demand in cost.items())) if self._waiting else ()
+        if alike in self._waiting:
+            return self._waiting[alike]
+        takers = self._takers(action.key)
+        if action.avoid:
+            holder = self._best_of(action, cost, self._preferred(action, cost, takers))
+        else:
+            holder = self._choose(action, cost, takers)
+        if holder is not None:
+            self._start(action, holder, cost)
+            return True
+        return self._wait(action, cost, takers)
+
+    def _choose(self, action: Action, cost: dict[str, Demand], takers: list[Incarnation]) -> Incarnation | None:
+        """The best of those that have room now; the earlier one between equals. A start only makes its own host worse, so of a
+        heap by score what comes first, and has not become worse meanwhile, is the best."""
+        key = (action.key, action.opens is not None)
+        heap = self._ranked.get(key)
+        if heap is None:
+            heap = [(self._score(action, self.room(each.host), each), index) for index, each in enumerate(takers)]
+            heapq.heapify(heap)
+            self._ranked[key] = heap
+        aside: list[tuple[tuple[int, ...], int]] = []
+        chosen: Incarnation | None = None
+        while heap and chosen is None:
+            score, index = heap[0]
+            holder = takers[index]
+            room = self.room(holder.host)
+            now = self._score(action, room, holder)
+            if now != score:
+                heapq.heapreplace(heap, (now, index))
+            elif self._fits(room, holder, cost):
+                chosen = holder
+            else:
+                aside.append(heapq.heappop(heap))
+        for entry in aside:
+            heapq.heappush(heap, entry)
+        return chosen
+
+    def _best_of(self, action: Action, cost: dict[str, Demand], holders: list[Incarnation]) -> Incarnation | None:
+        fitting = [holder for holder in holders if self._fits(self.room(holder.host), holder, cost)]
+        return min(fitting, key=lambda holder: self._score(action, self.room(holder.host), holder), default=None)
+
+    def _wait(self, action: Action, cost: dict[str, Demand], takers: list[Incarnation]) -> bool:
+        """Holds back what a one-shot action waits for, on the hosts that could ever have it."""
+        holders = [holder for holder in takers if could_fit(self.state.hosts[holder.host], holder, cost)]
+        holders = self._preferred(action, cost, holders) if action.avoid else holders
+        kept: set[HostKey] = set()  # only asked for membership
+        for holder in holders:
+            self._hold_back(self.room(holder.host), holder, cost, keep=holder.host not in kept)
+            kept.add(holder.host)
+        alike = (action.key, action.avoid, *((name, demand.low) for name, demand in cost.items()))
+        self._waiting[alike] = len(holders) < len(takers)
+        return self._waiting[alike]
+
+    def _takers(self, key: str) -> list[Incarnation]:
+        """Incarnations that take new actions of this kind, each host's in the order they joined."""
+        found = self._takers_of.get(key)
+        if found is None:
+            live = (holder for host in self.state.hosts.values() for holder in host.live)
+            found = self._takers_of[key] = [holder for holder in live if holder.key == key and not holder.draining]
+        return found
+
+    def _preferred(self, action: Action, cost: dict[str, Demand], holders: list[Incarnation]) -> list[Incarnation]:
+        """Without the hosts that lost an attempt, as long as there is another that could ever run it."""
+        fresh = [
+            holder
+            for holder in holders
+            if holder.host not in action.avoid and could_fit(self.state.hosts[holder.host], holder, cost)
+        ]
+        return fresh or holders
+
+    @staticmethod
+    def _score(action: Action, room: Room, holder: Incarnation) -> tuple[int, ...]:
+        """Lower is better. New sessions spread by sessions per core; one-shot actions go where most cores are free."""
+        cores = max(room.pool.all.bit_count(), 1)
+        load = len(holder.grants) + room.started.get(holder.id, 0)
+        if action.opens is not None:
+            return (room.sessions * 1_000_000 // cores, load)
+        return (-room.pool.free(holder.cores_mask).bit_count(), load)
+
+    def room(self, key: HostKey) -> Room:
+        room = self.rooms.get(key)
+        if room is None:
+            host = self.state.hosts[key]
+            free = {name: size - host.used.get(name, 0) for name, size in host.capacity.items()}
+            room = self.rooms[key] = Room(host, host.pool.copy(), free, {}, set(), host.sessions)
+        return room
+
+    @staticmethod
+    def _fits(room: Room, holder: Incarnation, cost: dict[str, Demand]) -> bool:
+        for name, demand in cost.items():
+            if not demand.low:
+                continue
+            if name in room.blocked:
+                return False
+            if name == "cpu":
+                if not room.pool.fits(demand.low, holder.cores_mask):
+                    return False
+            elif room.free.get(name, 0) < demand.low:
+                return False
+        return True
+
+    @staticmethod
+    def _hold_back(room: Room, holder: Incarnation, cost: dict[str, Demand], *, keep: bool = True) -> None:
+        """What it lacks goes to nobody behind it; of what it does not lack, its own share is kept for it. keep: false if that
+        was done for another executor of this host, as all but the cores is the host's."""
+        for name, demand in cost.items():
+            if not demand.low or name in room.blocked:
+                continue
+            if name == "cpu":
+                if not room.pool.fits(demand.low, holder.cores_mask):
+                    room.blocked.add(name)
+            elif not keep:
+                continue
+            elif room.free.get(name, 0) < demand.low:
+                room.blocked.add(name)
+            else:
+                room.free[name] -= demand.low
+
+    def _start(self, action: Action, holder: Incarnation, cost: dict[str, Demand]) -> None:
+        room = self.room(holder.host)
+        amounts: dict[str, int] = {}
+        cores: tuple[int, ...] = ()
+        for name, demand in cost.items():
+            if not demand.low:
+                continue
+            amounts[name] = demand.low
+            if name == "cpu":
+                cores = room.pool.choose(demand.low, holder.cores_mask)
+                room.pool.take(cores, demand.low)
+            else:
+                room.free[name] -= demand.low
+        room.started[holder.id] = room.started.get(holder.id, 0) + 1
+        if action.opens is not None:
+            room.sessions += 1
+        elif action.session is not None and action.session.cores and "cpu" in action.spec.cost:
+            cores = action.session.cores
+        self.decisions.append(Decision(action, holder, amounts, cores, len(cores), 0))
