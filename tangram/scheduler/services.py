@@ -216,8 +216,8 @@ class Services:
         return (offer.restore_fixed_us + offer.restore_us / copy.gpus.bit_count()) * soon / (1 + soon) / copies
 
     def _price_now(self) -> float:
-        """Of a GPU-microsecond, in action-microseconds of waiting that it causes, over all hosts with GPUs, as actions of services
-        are bound to none. Only those count as waiting that have no copy anywhere: the others want a copy, not more GPUs."""
+        """Of a GPU-microsecond, in action-microseconds of waiting that it causes, over all hosts with GPUs: these actions are
+        bound to none. Only those count as waiting that have no copy anywhere: the others want a copy, not more GPUs."""
         if self._price is None:
             state = self.state
             rooms = [self._room(key) for key, host in state.hosts.items() if host.gpus.all]
