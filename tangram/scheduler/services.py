@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from tangram import messages as m
+from tangram.rules import GPU_CHUNKS
 from tangram.scheduler.candidates import Candidates
 from tangram.scheduler.cores import cores_of
 from tangram.scheduler.elasticity import Curve
@@ -94,7 +95,7 @@ class Services:
         """Those that wait by choice, by all that makes two of them equal."""
         self._waits = 0
         self._price: float | None = None
-        self._pins: dict[str, tuple[Incarnation, int]] | None = None
+        self._pins: dict[str, list[tuple[Incarnation, int]]] | None = None
 
     def try_(self, action: Action) -> bool:
         """Starts a candidate or lets it wait. Returns whether the one behind it in its queue is to be looked at."""
@@ -292,40 +293,40 @@ class Services:
     # --- GPUs that belong to a service ---
 
     def _static(self, action: Action) -> list[Place]:
-        """Its service's own GPUs, if nobody uses them."""
+        """The GPUs of its service."""
         if self._pins is None:
-            self._pins = self._pinned()
-        pin = self._pins.get(action.spec.service)
-        if pin is None:
-            return []
-        holder, gpus = pin
-        room = self._room(holder.host)
-        offer, size = holder.services[action.spec.service], gpus.bit_count()
-        restores = not any(copy.service == action.spec.service and copy.gpus == gpus for copy in room.copies)
-        took_us = self._curve_of(action).at(size)
-        if restores:
-            took_us += offer.restore_fixed_us + offer.restore_us / size
-        begins = room.begins(gpus)
-        mib = -(-offer.weights_mib // size)
-        victims = self._victims(room, holder, gpus, mib) if restores else ()
-        if victims is None:
-            return []
-        return [Place(begins + took_us, begins, begins + took_us, holder, gpus, True, victims)]
+            self._pins = pinned(self.state)
+        found: list[Place] = []
+        for holder, gpus in self._pins.get(action.spec.service, ()):
+            room = self._room(holder.host)
+            offer, size = holder.services[action.spec.service], gpus.bit_count()
+            restores = not any(copy.service == action.spec.service and copy.gpus == gpus for copy in room.copies)
+            took_us = self._curve_of(action).at(size)
+            if restores:
+                took_us += offer.restore_fixed_us + offer.restore_us / size
+            victims = self._victims(room, holder, gpus, -(-offer.weights_mib // size)) if restores else ()
+            if victims is not None:
+                begins = room.begins(gpus)
+                found.append(Place(begins + took_us, begins, begins + took_us, holder, gpus, restores, victims))
+        return [place for place in found if place.begins == 0] or found
 
-    def _pinned(self) -> dict[str, tuple[Incarnation, int]]:
-        """`static_units` GPUs for each service, by name, in the order of executors, as long as there are some."""
-        size = setting(self.state, "static_units")
-        free = [
-            (holder, chunk)
-            for host in self.state.hosts.values()
-            for holder in host.live
-            if not holder.draining
-            for chunk in chunks(holder.gpus, size)
-        ]
-        pins: dict[str, tuple[Incarnation, int]] = {}
-        for service in sorted({name for holder, _ in free for name in holder.services}):
-            for index, (holder, _) in enumerate(free):
-                if service in holder.services:
-                    pins[service] = free.pop(index)
-                    break
-        return pins
+
+def pinned(state: State) -> dict[str, list[tuple[Incarnation, int]]]:
+    """Under `static-service`: `static_replicas` chunks of `static_units` GPUs for each service, by name, in the order of executors,
+    as long as there are some; (executor, GPUs)."""
+    size = setting(state, "static_units")
+    free = [
+        (holder, chunk)
+        for host in state.hosts.values()
+        for holder in host.live
+        if not holder.draining and size in GPU_CHUNKS
+        for chunk in chunks(holder.gpus, size)
+    ]
+    services = sorted({name for holder, _ in free for name in holder.services})
+    pins: dict[str, list[tuple[Incarnation, int]]] = {service: [] for service in services}
+    for _ in range(setting(state, "static_replicas")):
+        for service in services:
+            index = next((index for index, (holder, _) in enumerate(free) if service in holder.services), None)
+            if index is not None:
+                pins[service].append(free.pop(index))
+    return pins
