@@ -14,14 +14,25 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from tangram import messages as m
+from tangram.messages import Demand
+from tangram.rules import GPU_CHUNKS
 from tangram.scheduler.candidates import Candidates
 from tangram.scheduler.cores import cores_of
 from tangram.scheduler.elasticity import Curve
 from tangram.scheduler.gpus import Copy, chunks
 from tangram.scheduler.load import gpu_utilisation, rate
-from tangram.scheduler.policies import GpuRule, Policy, charge, legal_chunks, setting
+from tangram.scheduler.policies import (
+    GpuRule,
+    Policy,
+    charge,
+    could_run,
+    fitting_chunks,
+    legal_chunks,
+    setting,
+    weights_on_each,
+)
 from tangram.scheduler.sizing import Prices, View
-from tangram.scheduler.state import Action, Host, HostKey, Incarnation, State
+from tangram.scheduler.state import Action, Host, HostKey, Incarnation, QueueKey, State
 
 LOOKED_AT_MAX: Final = 64
 """Candidates of one pass that wait; those behind them are not looked at."""
@@ -92,19 +103,32 @@ class Services:
         self._rooms: dict[HostKey, _Room] = {}
         self._waiting: dict[tuple[object, ...], deque[Action]] = {}
         """Those that wait by choice, by all that makes two of them equal."""
+        self._held: set[QueueKey | None] = set()
+        """Queues of which somebody waits; only asked for membership."""
         self._waits = 0
         self._price: float | None = None
         self._pins: dict[str, tuple[Incarnation, int]] | None = None
 
     def try_(self, action: Action) -> bool:
         """Starts a candidate or lets it wait. Returns whether the one behind it in its queue is to be looked at."""
-        places = self._static(action) if self._rule is GpuRule.STATIC else self._places(action)
+        spec = action.spec
+        cost = {name: demand for name, demand in charge(self.state, action).items() if name != "gpu"}
+        if not self.found.has_quota(cost):
+            return False
+        takers = self.found.takers_of(action)
+        if self._rule is GpuRule.STATIC and spec.service:
+            places = self._static(action, cost)
+        else:
+            places = self._places(action, cost, takers)
         best = min(places, key=lambda place: place[:3], default=None)
         if best is None:
-            return True  # nowhere now; its queue is one service's, and another size may do
-        equal = (action.queue, action.id.task, action.spec.kind, action.spec.cost["gpu"], action.spec.hint, action.avoid)
+            self._hold_back(action, cost, takers)
+            self._waits += 1
+            return self._waits < LOOKED_AT_MAX  # its queue is one service's, and another size may do
+        equal = (action.queue, action.id.task, spec.kind, tuple(spec.cost.items()), spec.hint, action.avoid)
         earlier = self._waiting.setdefault(equal, deque())
         if best.begins > 0:
+            self._hold_back(action, cost, [best.holder])
             self._waits += 1
             earlier.append(action)
             if any(place.begins == 0 for place in places):
@@ -115,31 +139,40 @@ class Services:
         if earlier:  # arrival order decides between equals: who came first starts, and this one waits in its stead
             first = earlier.popleft()
             earlier.append(action)
+            self.evicted = [action if each is first else each for each in self.evicted]
             action = first
-        self._start(action, best)
+        self._start(action, best, cost)
         return True
+
+    def _hold_back(self, action: Action, cost: dict[str, Demand], holders: list[Incarnation]) -> None:
+        """The first of each queue that waits keeps its share of what it needs beside GPUs."""
+        if action.queue not in self._held:
+            self._held.add(action.queue)
+            able = [each for each in holders if could_run(self.state, each, action, charge(self.state, action))]
+            self.found.hold_back(able, cost)
 
     # --- where it could run ---
 
-    def _places(self, action: Action) -> list[Place]:
-        curve, sizes = self._curve_of(action), legal_chunks(action.spec.cost["gpu"])
-        if self._rule is GpuRule.MINIMUM:
-            sizes = sizes[:1]
-        elif self._rule is GpuRule.FIXED:
+    def _sizes(self, action: Action, holder: Incarnation) -> tuple[int, ...]:
+        sizes = fitting_chunks(self.state, holder, action)
+        if self._rule is GpuRule.FIXED and sizes:
             wanted = setting(self.state, "fixed_units")
-            sizes = (min(sizes, key=lambda size: (abs(size - wanted), size)),)
-        cost = {name: demand for name, demand in charge(self.state, action).items() if name != "gpu"}
-        service = action.spec.service
+            return (min(sizes, key=lambda size: (abs(size - wanted), size)),)
+        return sizes if self._rule is GpuRule.PRICED else sizes[:1]
+
+    def _places(self, action: Action, cost: dict[str, Demand], takers: list[Incarnation]) -> list[Place]:
+        curve, service = self._curve_of(action), action.spec.service
         price = self._price_now() if self._rule is GpuRule.PRICED else 0.0
         counts = setting(self.state, "count_restore") if self._rule is GpuRule.PRICED else 0
         found: list[Place] = []
-        for holder in self.found.takers_of(action):
+        for holder in takers:
             if not holder.gpus or not self.found.has_room(holder, cost):
                 continue
-            room = self._room(holder.host)
+            room, sizes = self._room(holder.host), self._sizes(action, holder)
             for copy in room.copies if service else ():
                 size = copy.gpus.bit_count()
-                if copy.service == service and copy.holder == holder.id and size in sizes:
+                mine = copy.service == service and copy.holder == holder.id and not copy.gpus & ~holder.gpus
+                if mine and size in sizes and room.begins(copy.gpus) < NEVER_US:
                     run_us = curve.at(size)
                     begins = self._begins(room, copy.gpus, run_us)
                     found.append(
@@ -150,8 +183,7 @@ class Services:
                 run_us = curve.at(size)
                 restore_us = offer.restore_fixed_us + offer.restore_us / size
                 took_us = restore_us + run_us
-                mib = -(-offer.weights_mib // size) if service else room.host.gpus.memory_mib
-                spot = self._spot(room, holder, size, mib)
+                spot = self._spot(room, holder, size, weights_on_each(holder, service, size, room.host.gpus.memory_mib))
                 if spot is not None:
                     begins = self._begins(room, spot.gpus, took_us)
                     cost_us = begins + spot.loss + took_us * (1 + price * size) if counts else begins + run_us
@@ -172,20 +204,24 @@ class Services:
         if key in room.spots:
             return room.spots[key]
         best: _Spot | None = None
-        least = math.inf
-        for chunk in chunks(holder.gpus & room.host.gpus.all, size):
+        least = (math.inf, 0)
+        for chunk in chunks(holder.gpus, size):
             victims = self._victims(room, holder, chunk, mib)
-            if victims is not None:
-                loss = math.fsum(self._worth(room, victim) for victim in victims)
-                cost = room.begins(chunk) + loss
+            if victims is not None and room.begins(chunk) < NEVER_US:
+                if self._rule is GpuRule.PRICED:
+                    loss = math.fsum(self._worth(room, victim) for victim in victims)
+                    cost = (room.begins(chunk) + loss, 0)
+                else:
+                    loss = 0.0
+                    cost = (room.begins(chunk), max((victim.used_ns for victim in victims), default=-1))
                 if cost < least:
                     best, least = _Spot(chunk, loss, victims), cost
         room.spots[key] = best
         return best
 
     def _victims(self, room: _Room, holder: Incarnation, chunk: int, mib: int) -> tuple[Copy, ...] | None:
-        """The copies that have to make room for so many MiB on each GPU of a chunk, the least worth first; None if that cannot
-        be."""
+        """The holder's copies that have to make room for so many MiB on each GPU of a chunk, the least worth first; None if that
+        is not enough."""
         memory = room.host.gpus.memory_mib
         here = [copy for copy in room.copies if copy.gpus & chunk]
         full = {gpu: sum(copy.mib for copy in here if copy.gpus & gpu) for gpu in _each(chunk)}
@@ -195,9 +231,7 @@ class Services:
         else:
             here.sort(key=lambda copy: copy.used_ns)
         for copy in here:
-            if any(full[gpu] + mib > memory for gpu in _each(copy.gpus & chunk)):
-                if copy.holder != holder.id:
-                    return None
+            if copy.holder == holder.id and any(full[gpu] + mib > memory for gpu in _each(copy.gpus & chunk)):
                 victims.append(copy)
                 for gpu in _each(copy.gpus & chunk):
                     full[gpu] -= copy.mib
@@ -243,9 +277,8 @@ class Services:
 
     # --- what is decided ---
 
-    def _start(self, action: Action, place: Place) -> None:
+    def _start(self, action: Action, place: Place, cost: dict[str, Demand]) -> None:
         room = self._room(place.holder.host)
-        cost = {name: demand for name, demand in charge(self.state, action).items() if name != "gpu"}
         decision = self.found.start(action, place.holder, cost)
         size = place.gpus.bit_count()
         decision.gpus, decision.units = cores_of(place.gpus), size
@@ -254,14 +287,11 @@ class Services:
         decision.predicted_us = max(int(place.ends - place.begins), 1)
         room.used |= place.gpus
         if place.restores:
-            offer = place.holder.services.get(action.spec.service, m.Service())
-            mib = -(-offer.weights_mib // size) if action.spec.service else room.host.gpus.memory_mib
-            copy = Copy(action.spec.service, place.gpus, mib, place.holder.id, self.state.now_ns)
+            mib = weights_on_each(place.holder, action.spec.service, size, room.host.gpus.memory_mib)
             room.copies = [each for each in room.copies if each not in place.victims]
-            if not any(each.gpus == copy.gpus and each.service == copy.service for each in room.copies):
-                room.copies.append(copy)
+            room.copies.append(Copy(action.spec.service, place.gpus, mib, place.holder.id, self.state.now_ns))
         for gpu in _each(place.gpus):
-            room.until[gpu] = max(room.until.get(gpu, 0.0), place.ends)
+            room.until[gpu] = max(room.until.get(gpu, 1.0), place.ends)
         room.spots.clear()
 
     def _reserve(self, action: Action, place: Place) -> None:
@@ -291,8 +321,8 @@ class Services:
 
     # --- GPUs that belong to a service ---
 
-    def _static(self, action: Action) -> list[Place]:
-        """Its service's own GPUs, if nobody uses them."""
+    def _static(self, action: Action, cost: dict[str, Demand]) -> list[Place]:
+        """Its service's own GPUs, as soon as nobody uses them."""
         if self._pins is None:
             self._pins = self._pinned()
         pin = self._pins.get(action.spec.service)
@@ -301,20 +331,26 @@ class Services:
         holder, gpus = pin
         room = self._room(holder.host)
         offer, size = holder.services[action.spec.service], gpus.bit_count()
-        restores = not any(copy.service == action.spec.service and copy.gpus == gpus for copy in room.copies)
+        begins = room.begins(gpus)
+        able = holder.key == action.key and size in legal_chunks(action.spec.cost["gpu"]) and self.found.has_room(holder, cost)
+        if not able or begins >= NEVER_US:
+            return []
+        restores = not any(
+            (copy.service, copy.gpus, copy.holder) == (action.spec.service, gpus, holder.id) for copy in room.copies
+        )
         took_us = self._curve_of(action).at(size)
         if restores:
             took_us += offer.restore_fixed_us + offer.restore_us / size
-        begins = room.begins(gpus)
-        mib = -(-offer.weights_mib // size)
+        mib = weights_on_each(holder, action.spec.service, size, room.host.gpus.memory_mib)
         victims = self._victims(room, holder, gpus, mib) if restores else ()
         if victims is None:
             return []
-        return [Place(begins + took_us, begins, begins + took_us, holder, gpus, True, victims)]
+        return [Place(begins + took_us, begins, begins + took_us, holder, gpus, restores, victims)]
 
     def _pinned(self) -> dict[str, tuple[Incarnation, int]]:
-        """`static_units` GPUs for each service, by name, in the order of executors, as long as there are some."""
-        size = setting(self.state, "static_units")
+        """A chunk of `static_units` GPUs, or the next smaller one, for each service, by name, in the order of executors, as long
+        as there are some."""
+        size = max(each for each in GPU_CHUNKS if each <= setting(self.state, "static_units"))
         free = [
             (holder, chunk)
             for host in self.state.hosts.values()
@@ -325,7 +361,8 @@ class Services:
         pins: dict[str, tuple[Incarnation, int]] = {}
         for service in sorted({name for holder, _ in free for name in holder.services}):
             for index, (holder, _) in enumerate(free):
-                if service in holder.services:
+                memory_mib = self.state.hosts[holder.host].gpus.memory_mib
+                if service in holder.services and weights_on_each(holder, service, size, memory_mib) <= memory_mib:
                     pins[service] = free.pop(index)
                     break
         return pins
