@@ -9,7 +9,7 @@ from tangram.rules import broken_rule
 from tangram.scheduler import fold_keys
 from tangram.scheduler.fold_actions import advance, ask_to_end, cancel, enqueue, move, owe
 from tangram.scheduler.fold_clients import client_of, has_seen, is_replaced, see
-from tangram.scheduler.policies import charge, could_fit, setting, size_of
+from tangram.scheduler.policies import charge, could_fit, could_run, setting, size_of
 from tangram.scheduler.state import Action, ActionId, Client, Phase, Session, SessionPhase, State
 
 
@@ -186,8 +186,10 @@ def never_fits(state: State, action: Action) -> str:
         places = [holder for holder in places if service in holder.services]
         if not places:
             return f"no executor serves {service}"
-    if not cost or any(could_fit(state, holder, cost) for holder in places):
+    if not cost or any(could_run(state, holder, action, cost) for holder in places):
         return ""
+    if service and any(could_fit(state, holder, cost) for holder in places):
+        return f"no executor has the memory for {service} on so many GPUs"
     largest = {name: max(size_of(state, holder, name) for holder in places) for name in cost}
     return "at most " + ", ".join(f"{name} {amount}" for name, amount in sorted(largest.items())) + " on one executor"
 

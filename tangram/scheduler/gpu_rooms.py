@@ -83,19 +83,22 @@ class GpuRoom:
         if key in self._spots:
             return self._spots[key]
         best: Spot | None = None
-        least = math.inf
-        for chunk in _chunks(holder.gpus & self.host.gpus.all, size):
+        least = (math.inf, 0)
+        for chunk in _chunks(holder.gpus, size):
             found = self.victims(holder, chunk, mib)
-            if found is not None:
-                cost = max([self._until[gpu] for gpu in ids_of(chunk)]) + found[0]
+            begins = max([self._until[gpu] for gpu in ids_of(chunk)])
+            if found is not None and begins < NEVER_US:
+                cost = (begins + found[0], 0)
+                if self._oldest_first:
+                    cost = (begins, max((victim.used_ns for victim in found[1]), default=-1))
                 if cost < least:
                     best, least = Spot(chunk, *found), cost
         self._spots[key] = best
         return best
 
     def victims(self, holder: Incarnation, chunk: int, mib: int) -> tuple[float, tuple[Copy, ...]] | None:
-        """The copies that have to make room for so many MiB on each GPU of a chunk, the least worth first, and what they are
-        worth together; None if it cannot be made."""
+        """The holder's copies that have to make room for so many MiB on each GPU of a chunk, the least worth first, and what they
+        are worth together; None if that is not enough."""
         key = (holder.id, chunk, mib)
         if key not in self._victims_on:
             self._victims_on[key] = self._find_victims(holder, chunk, mib)
@@ -112,9 +115,7 @@ class GpuRoom:
         loss = 0.0
         for worth, copy in here:
             ids = ids_of(copy.gpus & chunk)
-            if any(full[gpu] + mib > memory for gpu in ids):
-                if copy.holder != holder.id:
-                    return None
+            if copy.holder == holder.id and any(full[gpu] + mib > memory for gpu in ids):
                 victims.append(copy)
                 loss += worth
                 for gpu in ids:
@@ -144,7 +145,7 @@ class GpuRoom:
 
     def start(self, gpus: int, ends_us: float) -> None:
         self.used |= gpus
-        self._taken(gpus, ends_us)
+        self._taken(gpus, max(ends_us, 1.0))
 
     def wait(self, gpus: int, begins_us: float, ends_us: float) -> None:
         """Somebody will begin there then. begins_us 0: nobody may use it until then."""
@@ -158,9 +159,7 @@ class GpuRoom:
         self._spots.clear()
 
     def restore(self, copy: Copy, victims: Sequence[Copy]) -> None:
-        self.copies = [each for each in self.copies if each not in victims]
-        if not any(each.gpus == copy.gpus and each.service == copy.service for each in self.copies):
-            self.copies.append(copy)
+        self.copies = [*(each for each in self.copies if each not in victims), copy]
         self._ranked = None
         self._victims_on.clear()
         self._spots.clear()

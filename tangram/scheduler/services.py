@@ -13,16 +13,17 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from tangram import messages as m
+from tangram.messages import Demand
 from tangram.rules import GPU_CHUNKS
 from tangram.scheduler.candidates import Candidates
 from tangram.scheduler.cores import cores_of
 from tangram.scheduler.elasticity import Curve
-from tangram.scheduler.gpu_rooms import GpuRoom, restore_us
+from tangram.scheduler.gpu_rooms import NEVER_US, GpuRoom, restore_us
 from tangram.scheduler.gpus import Copy, chunks
 from tangram.scheduler.load import gpu_utilisation
-from tangram.scheduler.policies import GpuRule, Policy, charge, legal_chunks, setting
+from tangram.scheduler.policies import GpuRule, Policy, charge, could_run, fitting_chunks, legal_chunks, setting, weights_on_each
 from tangram.scheduler.sizing import Prices, View
-from tangram.scheduler.state import Action, HostKey, Incarnation, State
+from tangram.scheduler.state import Action, HostKey, Incarnation, QueueKey, State
 
 LOOKED_AT_MAX: Final = 64
 """Candidates of one pass that wait; those behind them are not looked at."""
@@ -43,11 +44,6 @@ class Place(NamedTuple):
     victims: tuple[Copy, ...]
 
 
-def _mib(offer: m.Service, size: int) -> int:
-    """Of a copy's weights, on each of its GPUs."""
-    return -(-offer.weights_mib // size)
-
-
 class Services:
     """The GPU side of one pass. evicted: candidates that wait though they could start somewhere."""
 
@@ -60,6 +56,8 @@ class Services:
         self._rooms: dict[HostKey, GpuRoom] = {}
         self._waiting: dict[tuple[object, ...], deque[Action]] = {}
         """Those that wait by choice, by all that makes two of them equal."""
+        self._held: set[QueueKey | None] = set()
+        """Queues of which somebody waits; only asked for membership."""
         self._waits = 0
         self._price: float | None = None
         self._has_free = True
@@ -67,15 +65,22 @@ class Services:
 
     def try_(self, action: Action) -> bool:
         """Starts a candidate or lets it wait. Returns whether the one behind it in its queue is to be looked at."""
-        if not self._any_free():
+        spec = action.spec
+        cost = {name: demand for name, demand in charge(self.state, action).items() if name != "gpu"}
+        if not self._any_free() or not self.found.has_quota(cost):
             return False
-        places = self._static(action) if self._rule is GpuRule.STATIC else self._places(action)
+        takers = self.found.takers_of(action)
+        static = self._rule is GpuRule.STATIC and spec.service
+        places = self._static(action, cost) if static else self._places(action, cost, takers)
         best = min(places, key=lambda place: place[:3], default=None)
         if best is None:
-            return True  # nowhere now; its queue is one service's, and another size may do
-        equal = (action.queue, action.id.task, action.spec.kind, action.spec.cost["gpu"], action.spec.hint, action.avoid)
+            self._hold_back(action, cost, takers)
+            self._waits += 1
+            return self._waits < LOOKED_AT_MAX  # its queue is one service's, and another size may do
+        equal = (action.queue, action.id.task, spec.kind, tuple(spec.cost.items()), spec.hint, action.avoid)
         earlier = self._waiting.setdefault(equal, deque())
         if best.begins > 0:
+            self._hold_back(action, cost, [best.holder])
             self._waits += 1
             earlier.append(action)
             if any(place.begins == 0 for place in places):
@@ -86,42 +91,51 @@ class Services:
         if earlier:  # arrival order decides between equals: who came first starts, and this one waits in its stead
             first = earlier.popleft()
             earlier.append(action)
+            self.evicted = [action if each is first else each for each in self.evicted]
             action = first
-        self._start(action, best)
+        self._start(action, best, cost)
         return True
+
+    def _hold_back(self, action: Action, cost: dict[str, Demand], holders: list[Incarnation]) -> None:
+        """The first of each queue that waits keeps its share of what it needs beside GPUs."""
+        if action.queue not in self._held:
+            self._held.add(action.queue)
+            able = [each for each in holders if could_run(self.state, each, action, charge(self.state, action))]
+            self.found.hold_back(able, cost)
 
     # --- where it could run ---
 
-    def _places(self, action: Action) -> list[Place]:
-        curve, sizes = self._curve_of(action), legal_chunks(action.spec.cost["gpu"])
-        if self._rule is GpuRule.MINIMUM:
-            sizes = sizes[:1]
-        elif self._rule is GpuRule.FIXED:
+    def _sizes(self, action: Action, holder: Incarnation) -> tuple[int, ...]:
+        sizes = fitting_chunks(self.state, holder, action)
+        if self._rule is GpuRule.FIXED and sizes:
             wanted = setting(self.state, "fixed_units")
-            sizes = (min(sizes, key=lambda size: (abs(size - wanted), size)),)
-        runs = [(size, curve.at(size)) for size in sizes]
-        cost = {name: demand for name, demand in charge(self.state, action).items() if name != "gpu"}
-        service = action.spec.service
+            return (min(sizes, key=lambda size: (abs(size - wanted), size)),)
+        return sizes if self._rule is GpuRule.PRICED else sizes[:1]
+
+    def _places(self, action: Action, cost: dict[str, Demand], takers: list[Incarnation]) -> list[Place]:
+        curve, service = self._curve_of(action), action.spec.service
         price = self._price_now() if self._rule is GpuRule.PRICED else 0.0
         counts = self._rule is GpuRule.PRICED and setting(self.state, "count_restore")
         uses = max(1, len(self.state.queues[action.queue])) if action.queue is not None else 1
         found: list[Place] = []
-        for holder in self.found.takers_of(action):
+        for holder in takers:
             if not holder.gpus or not self.found.has_room(holder, cost):
                 continue
-            room = self._room(holder.host)
+            room, sizes = self._room(holder.host), self._sizes(action, holder)
             for copy in room.copies if service else ():
                 size = copy.gpus.bit_count()
-                if copy.service == service and copy.holder == holder.id and size in sizes:
+                mine = copy.service == service and copy.holder == holder.id and not copy.gpus & ~holder.gpus
+                if mine and size in sizes and room.begins(copy.gpus, NEVER_US) < NEVER_US:
                     run_us = curve.at(size)
                     begins = room.begins(copy.gpus, run_us)
                     found.append(
                         Place(begins + run_us * (1 + price * size), begins, begins + run_us, holder, copy.gpus, False, ())
                     )
             offer = holder.services.get(service, _NO_SERVICE)
-            for size, run_us in runs:
-                spot = room.spot(holder, size, _mib(offer, size) if service else room.host.gpus.memory_mib)
+            for size in sizes:
+                spot = room.spot(holder, size, weights_on_each(holder, service, size, room.host.gpus.memory_mib))
                 if spot is not None:
+                    run_us = curve.at(size)
                     weights_us = restore_us(offer, size)
                     took_us = weights_us + run_us
                     begins = room.begins(spot.gpus, took_us)
@@ -166,9 +180,8 @@ class Services:
 
     # --- what is decided ---
 
-    def _start(self, action: Action, place: Place) -> None:
+    def _start(self, action: Action, place: Place, cost: dict[str, Demand]) -> None:
         room = self._room(place.holder.host)
-        cost = {name: demand for name, demand in charge(self.state, action).items() if name != "gpu"}
         decision = self.found.start(action, place.holder, cost)
         size = place.gpus.bit_count()
         decision.gpus, decision.units = cores_of(place.gpus), size
@@ -177,8 +190,7 @@ class Services:
         decision.predicted_us = max(int(place.ends - place.begins), 1)
         room.start(place.gpus, place.ends)
         if place.restores:
-            offer = place.holder.services.get(action.spec.service, _NO_SERVICE)
-            mib = _mib(offer, size) if action.spec.service else room.host.gpus.memory_mib
+            mib = weights_on_each(place.holder, action.spec.service, size, room.host.gpus.memory_mib)
             room.restore(Copy(action.spec.service, place.gpus, mib, place.holder.id, self.state.now_ns), place.victims)
 
     def _reserve(self, action: Action, place: Place) -> None:
@@ -194,17 +206,22 @@ class Services:
 
     # --- GPUs that belong to a service ---
 
-    def _static(self, action: Action) -> list[Place]:
-        """The GPUs of its service."""
+    def _static(self, action: Action, cost: dict[str, Demand]) -> list[Place]:
+        """The GPUs of its service, as soon as nobody uses them."""
         if self._pins is None:
             self._pins = pinned(self.state)
         found: list[Place] = []
         for holder, gpus in self._pins.get(action.spec.service, ()):
             room = self._room(holder.host)
             offer, size = holder.services[action.spec.service], gpus.bit_count()
-            restores = not any(copy.service == action.spec.service and copy.gpus == gpus for copy in room.copies)
+            able = holder.key == action.key and size in legal_chunks(action.spec.cost["gpu"])
+            if not able or not self.found.has_room(holder, cost) or room.begins(gpus, NEVER_US) >= NEVER_US:
+                continue
+            mine = (action.spec.service, gpus, holder.id)
+            restores = not any((copy.service, copy.gpus, copy.holder) == mine for copy in room.copies)
             took_us = self._curve_of(action).at(size) + (restore_us(offer, size) if restores else 0.0)
-            room_for = room.victims(holder, gpus, _mib(offer, size)) if restores else (0.0, ())
+            mib = weights_on_each(holder, action.spec.service, size, room.host.gpus.memory_mib)
+            room_for = room.victims(holder, gpus, mib) if restores else (0.0, ())
             if room_for is not None:
                 begins = room.begins(gpus, took_us)
                 found.append(Place(begins + took_us, begins, begins + took_us, holder, gpus, restores, room_for[1]))
@@ -212,21 +229,26 @@ class Services:
 
 
 def pinned(state: State) -> dict[str, list[tuple[Incarnation, int]]]:
-    """Under `static-service`: `static_replicas` chunks of `static_units` GPUs for each service, by name, in the order of executors,
-    as long as there are some; (executor, GPUs)."""
-    size = setting(state, "static_units")
+    """Under `static-service`: `static_replicas` chunks of `static_units` GPUs, or of the next smaller size, for each service, by
+    name, in the order of executors, as long as there are some; (executor, GPUs)."""
+    size = max(each for each in GPU_CHUNKS if each <= setting(state, "static_units"))
     free = [
         (holder, chunk)
         for host in state.hosts.values()
         for holder in host.live
-        if not holder.draining and size in GPU_CHUNKS
+        if not holder.draining
         for chunk in chunks(holder.gpus, size)
     ]
     services = sorted({name for holder, _ in free for name in holder.services})
     pins: dict[str, list[tuple[Incarnation, int]]] = {service: [] for service in services}
     for _ in range(setting(state, "static_replicas")):
         for service in services:
-            index = next((index for index, (holder, _) in enumerate(free) if service in holder.services), None)
+            index = next((index for index, (holder, _) in enumerate(free) if _serves(state, holder, service, size)), None)
             if index is not None:
                 pins[service].append(free.pop(index))
     return pins
+
+
+def _serves(state: State, holder: Incarnation, service: str, size: int) -> bool:
+    memory_mib = state.hosts[holder.host].gpus.memory_mib
+    return service in holder.services and weights_on_each(holder, service, size, memory_mib) <= memory_mib

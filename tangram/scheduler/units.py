@@ -31,7 +31,7 @@ class Units:
         """On each host: how many units each candidate gets, and which of the last ones are left for later after all."""
         groups: dict[tuple[HostKey, int], list[int]] = {}
         for index, decision in enumerate(self.found.decisions):
-            if decision.amounts.get("cpu", 0) >= MILLI:
+            if decision.amounts.get("cpu", 0) >= MILLI and not decision.gpus:
                 groups.setdefault((decision.holder.host, decision.holder.cores_mask), []).append(index)
         evicted: set[int] = set()  # only asked for membership
         for (key, mask), group in groups.items():
