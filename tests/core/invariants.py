@@ -458,4 +458,9 @@ def is_idle(state: State, holder: Incarnation, action: Action) -> bool:
     if state.policy == "static-service" and action.spec.service:
         return False
     others = {gpu for copy in host.gpus.copies if copy.holder != holder.id for gpu in cores_of(copy.gpus)}
-    return any(not mask_of(c) & host.gpus.used and not others & set(c) for c in chunks_for(state, holder, action))
+    found = chunks_for(state, holder, action)
+    if state.policy == "fixed-units":
+        wanted = state.settings.get("fixed_units", 4)
+        size = min((len(chunk) for chunk in found), key=lambda size: (abs(size - wanted), size), default=0)
+        found = [chunk for chunk in found if len(chunk) == size]
+    return any(not mask_of(chunk) & host.gpus.used and not others & set(chunk) for chunk in found)
