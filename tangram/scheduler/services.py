@@ -74,6 +74,8 @@ class _Room:
     """GPU (a mask of one bit) -> when it will be free of all that runs or waits for it; those that are free now are not in it."""
     reserved: dict[int, float] = field(default_factory=dict)
     """GPU -> when somebody who waits begins on it."""
+    gone: list[Copy] = field(default_factory=list)
+    """Copies that made room in this pass."""
     spots: dict[tuple[str, int, int], "_Spot | None"] = field(default_factory=dict)
     """What `_spot` found, by holder, size and MiB."""
 
@@ -123,10 +125,8 @@ class Services:
         able = [each for each in takers if could_run(self.state, each, action, charge(self.state, action))]
         if not self.found.has_quota(cost, lambda: able):
             return not self.found.is_closed(cost)
-        if self._rule is GpuRule.STATIC and spec.service:
-            places = self._static(action, cost)
-        else:
-            places = self._places(action, cost, able)
+        static = self._rule is GpuRule.STATIC and spec.service
+        places = self._static(action, cost) if static else self._places(action, cost, able)
         best = min(places, key=lambda place: place[:3], default=None)
         if best is None:
             self._hold_back(action, cost, able)
@@ -290,7 +290,10 @@ class Services:
         size = place.gpus.bit_count()
         decision.gpus, decision.units = cores_of(place.gpus), size
         decision.amounts["gpu"] = size
-        decision.evicts = tuple(m.Resident(service=copy.service, gpus=cores_of(copy.gpus)) for copy in place.victims)
+        # Those that made room for another start of this pass are named again: that one may come later, or not at all.
+        room.gone += place.victims
+        gone = [copy for copy in room.gone if copy.gpus & place.gpus]
+        decision.evicts = tuple(m.Resident(service=copy.service, gpus=cores_of(copy.gpus)) for copy in gone)
         decision.predicted_us = max(int(place.ends - place.begins), 1)
         room.used |= place.gpus
         if place.restores:
