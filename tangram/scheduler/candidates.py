@@ -89,7 +89,7 @@ class Candidates:
             bound = self.state.incarnations[session.incarnation]
             if not could_fit(self.state, bound, cost):
                 return True
-            if not self.has_quota(cost):
+            if not self.has_quota(cost, lambda: [bound]):
                 return False
             if self._fits(self.room(bound.host), bound, cost):
                 self.start(action, bound, cost)
@@ -97,8 +97,8 @@ class Candidates:
             self._take_quotas(cost)
             self._hold_back(self.room(bound.host), bound, cost)
             return False
-        if not self.has_quota(cost):
-            return False
+        if self.state.quotas and not self.has_quota(cost, lambda: self._able(action, cost)):
+            return not self.is_closed(cost)
         alike = (action.key, action.avoid, *((name, demand.low) for name, demand in cost.items())) if self._waiting else ()
         if alike in self._waiting:
             return self._waiting[alike]
@@ -110,8 +110,7 @@ class Candidates:
         if holder is not None:
             self.start(action, holder, cost)
             return True
-        holders = [each for each in takers if could_fit(self.state, each, cost)]
-        holders = self._preferred(action, cost, holders) if action.avoid else holders
+        holders = self._able(action, cost)
         self.hold_back(holders, cost)
         alike = (action.key, action.avoid, *((name, demand.low) for name, demand in cost.items()))
         self._waiting[alike] = len(holders) < len(takers)
@@ -147,6 +146,11 @@ class Candidates:
         fitting = [holder for holder in holders if self._fits(self.room(holder.host), holder, cost)]
         return min(fitting, key=lambda holder: self._score(action, self.room(holder.host), holder), default=None)
 
+    def _able(self, action: Action, cost: dict[str, Demand]) -> list[Incarnation]:
+        """Those for which an action that needs no GPUs can wait."""
+        holders = [each for each in self._takers(action.key) if could_fit(self.state, each, cost)]
+        return self._preferred(action, cost, holders) if action.avoid else holders
+
     def hold_back(self, holders: list[Incarnation], cost: dict[str, Demand]) -> None:
         """Of what an action waits for on these executors, those behind it get nothing; its quotas, which it has, are kept."""
         if holders:
@@ -174,16 +178,21 @@ class Candidates:
             0 < pools[name].limit.tokens < demand.low for name, demand in action.spec.cost.items() if name in pools
         )
 
-    def has_quota(self, cost: dict[str, Demand]) -> bool:
-        """Whether all quotas that are named let it through. One that does not lets nobody through behind it."""
-        for name, demand in cost.items():
-            quota = self.state.quotas.get(name)
-            if quota is not None:
-                left, tokens = self._let_through.get(name, (0, 0))
-                if left < 0 or not quota.fits(tokens + demand.low, left + 1):
-                    self._let_through[name] = (-1, 0)
-                    return False
-        return True
+    def has_quota(self, cost: dict[str, Demand], holders: Callable[[], list[Incarnation]]) -> bool:
+        """Whether all quotas that are named let it through. If one does not, it lets nobody through behind it either, as long as
+        there is anybody who could run it."""
+        lacks = [name for name, demand in cost.items() if name in self.state.quotas and not self._lets_through(name, demand)]
+        if lacks and not self.is_closed(cost) and holders():
+            self._let_through.update(dict.fromkeys(lacks, (-1, 0)))
+        return not lacks
+
+    def is_closed(self, cost: dict[str, Demand]) -> bool:
+        """Whether somebody waits for one of its quotas, and so all others of its queue do."""
+        return any(self._let_through.get(name, (0, 0))[0] < 0 for name in cost)
+
+    def _lets_through(self, name: str, demand: Demand) -> bool:
+        count, tokens = self._let_through.get(name, (0, 0))
+        return count >= 0 and self.state.quotas[name].fits(tokens + demand.low, count + 1)
 
     def _take_quotas(self, cost: dict[str, Demand]) -> None:
         for name, demand in cost.items():
