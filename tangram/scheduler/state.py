@@ -12,7 +12,7 @@ from tangram.scheduler.elasticity import Model
 from tangram.scheduler.ready import Order, ReadyQueue
 from tangram.scheduler.timers import Timers
 
-BEHAVIOUR = 2
+BEHAVIOUR = 3
 """Version of what `step` and `plan` decide. It rises when the same log would be decided otherwise."""
 
 
