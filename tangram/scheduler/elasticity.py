@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from math import sqrt
 from typing import Final, NamedTuple
 
+from tangram import limits
 from tangram.messages import Hint
 
-SIZES_MAX: Final = 32
-"""Sizes that a model remembers; the one with the least weight makes room."""
 FORGET: Final = 1 / 48
 """Of the weight of what was seen, lost with each completion of the kind: about the last 48 count."""
 OUTLIER: Final = 3.0
@@ -113,7 +112,7 @@ def learn(model: Model, units: int, duration_us: int, prior: Curve) -> None:
         seen.weight *= 1 - FORGET
     at = model.sizes.get(units)
     if at is None:
-        if len(model.sizes) >= SIZES_MAX:
+        if len(model.sizes) >= limits.MODEL_SIZES_MAX:
             del model.sizes[min(model.sizes, key=lambda size: (model.sizes[size].weight, size))]
         at = model.sizes[units] = Seen()
     root = sqrt(duration_us)

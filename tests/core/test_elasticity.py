@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tangram import limits
 from tangram import messages as m
 from tangram.outcomes import Outcome
-from tangram.scheduler.elasticity import SIZES_MAX, Curve, Model, declared, learn, learnt, size_to_try
+from tangram.scheduler.elasticity import Curve, Model, declared, learn, learnt, size_to_try
 from tests.core.world import MS, World, cores
 
 PRIOR = Curve(400_000, 600_000)
@@ -106,7 +107,7 @@ def test_any_history_gives_a_curve_without_negative_parts(history: list[tuple[in
         curve = learnt(model)
         assert min(curve.serial, curve.parallel, curve.overhead) >= 0
         assert curve.at(1) > 0
-        assert len(model.sizes) <= SIZES_MAX
+        assert len(model.sizes) <= limits.MODEL_SIZES_MAX
 
 
 def test_one_duration_a_thousand_times_too_long_moves_the_curve_little() -> None:
