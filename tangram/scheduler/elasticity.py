@@ -25,18 +25,22 @@ with sigma 0.5 the root mean lies beyond it once in a hundred.)"""
 STALE: Final = 0.3
 """Of the weight of the other sizes then, so that they are tried again."""
 TRY_AFTER: Final = 3
-TRY_GAP: Final = 6
+TRIES: Final = 2
+"""Of each size since the kind last changed; after that only of those next to the fastest: of a convex curve all others are slower
+than these."""
+TRY_GAP: Final = 3
 TRY_GAP_MAX: Final = 256
 TRY_HOPELESS: Final = 4
 """Completions of a kind from one try of a size to the next: TRY_GAP for each that the size has had since the kind last changed,
 TRY_HOPELESS times as many if it was seen to be slower by more than the spread, and at most TRY_GAP_MAX, so that a size that has
-become better is found. (Six kinds with 1,000 completions each, sigma 0.5: 2 to 3 % are tries, after 10 % of the first hundred.)
-"""
+become better is found. (Five kinds with 1,000 completions each, sigma 0.5: 1 to 3 % are tries, after 12 to 15 of the first
+hundred.)"""
 SPREAD: Final = 0.5
 SPREAD_WEIGHT: Final = 4.0
 """The spread of a kind before anything is known of it, and what that counts for, in completions."""
-PRIOR_WEIGHT: Final = 0.5
-"""Of the prior at each of its sizes, in completions: enough to hold what was never seen, little beside what was."""
+PRIOR_WEIGHT: Final = 2.0
+"""Of the prior at each of its sizes, in completions, times the variance of single ones, as the means of few are then as far off:
+enough to hold what was never seen, little beside what was."""
 PRIOR_SIZES: Final = (1, 2, 4, 8, 16)
 REFIT_EVERY: Final = 8
 """Completions between two fits once a model has seen REFIT_ALWAYS; the curve hardly moves from one to the next."""
@@ -143,33 +147,34 @@ def learnt(model: Model) -> Curve:
 
 
 def size_to_try(model: Model, sizes: Sequence[int], most: int) -> int | None:
-    """When capacity idles: the size of at most `most` units, among the smallest and its doubles, of which least is known, if its
-    turn has come. None before the first few completions: the prior has the first word."""
+    """When capacity idles: of at most `most` units, among the smallest and its doubles, the size of which least is known and
+    whose turn has come, if there is one. None before the first few completions: the prior has the first word."""
     if model.count < TRY_AFTER:
         return None
-    curve = learnt(model)
-    slow_us = min(curve.at(size) for size in model.sizes) * (1 + model.spread)
-    tried: tuple[float, int] | None = None
-    following = 0
+    ladder: list[int] = []
     for size in sizes:
         if size > most:
             break
-        if size >= following:
-            following = 2 * size
-            seen = model.sizes.get(size)
-            if seen is None:
-                weight = 0.0
-            elif model.count - seen.last >= _gap(seen, slow_us):
-                weight = seen.weight
-            else:
+        if not ladder or size >= 2 * ladder[-1]:
+            ladder.append(size)
+    curve = learnt(model)
+    fastest = min(range(len(ladder)), key=lambda index: (curve.at(ladder[index]), index), default=0)
+    tried: tuple[float, int] | None = None
+    for index, size in enumerate(ladder):
+        seen = model.sizes.get(size)
+        if seen is not None:
+            if seen.times >= TRIES and abs(index - fastest) != 1:
                 continue
-            if tried is None or weight < tried[0]:
-                tried = weight, size
+            if model.count - seen.last < _gap(seen, curve.at(ladder[fastest]) * (1 + model.spread)):
+                continue
+        weight = seen.weight if seen is not None else 0.0
+        if tried is None or weight < tried[0]:
+            tried = weight, size
     return tried[1] if tried is not None else None
 
 
 def _gap(seen: Seen, slow_us: float) -> int:
-    hopeless = seen.times > 1 and seen.root_us * seen.root_us > slow_us
+    hopeless = seen.times >= TRIES and seen.root_us * seen.root_us > slow_us
     return min(TRY_GAP * seen.times * (TRY_HOPELESS if hopeless else 1), TRY_GAP_MAX)
 
 
@@ -177,7 +182,7 @@ def _fit(model: Model, prior: Curve) -> tuple[float, float, float]:
     """Least squares of the relative error over all sizes seen, and over the prior's shape at the scale of what was seen."""
     rows = [(units, seen.root_us * seen.root_us, seen.weight) for units, seen in sorted(model.sizes.items())]
     scale = sum(weight * duration / prior.at(units) for units, duration, weight in rows) / sum(row[2] for row in rows)
-    rows += [(units, scale * prior.at(units), PRIOR_WEIGHT) for units in PRIOR_SIZES]
+    rows += [(units, scale * prior.at(units), PRIOR_WEIGHT * model.variance) for units in PRIOR_SIZES]
     gram = [[0.0] * 3 for _ in range(3)]
     right = [0.0] * 3
     for units, duration, weight in rows:
