@@ -19,7 +19,7 @@ from tangram.rules import GPU_CHUNKS
 from tangram.scheduler.candidates import Candidates
 from tangram.scheduler.cores import cores_of
 from tangram.scheduler.elasticity import Curve
-from tangram.scheduler.gpus import Copy, chunks
+from tangram.scheduler.gpus import Copy, around, chunks
 from tangram.scheduler.load import gpu_utilisation, rate
 from tangram.scheduler.policies import (
     GpuRule,
@@ -76,8 +76,8 @@ class _Room:
     """GPU -> when somebody who waits begins on it."""
     gone: list[Copy] = field(default_factory=list)
     """Copies that made room in this pass."""
-    spots: dict[tuple[str, int, int], "_Spot | None"] = field(default_factory=dict)
-    """What `_spot` found, by holder, size and MiB."""
+    spots: dict[tuple[str, int, int, float], "_Spot | None"] = field(default_factory=dict)
+    """What `_spot` found, by holder, size, MiB and time."""
 
     def begins(self, gpus: int) -> float:
         return max((self.until.get(gpu, 0.0) for gpu in _each(gpus)), default=0.0)
@@ -190,7 +190,8 @@ class Services:
                 run_us = curve.at(size)
                 restore_us = offer.restore_fixed_us + offer.restore_us / size
                 took_us = restore_us + run_us
-                spot = self._spot(room, holder, size, weights_on_each(holder, service, size, room.host.gpus.memory_mib))
+                mib = weights_on_each(holder, service, size, room.host.gpus.memory_mib)
+                spot = self._spot(room, holder, size, mib, took_us)
                 if spot is not None:
                     begins = self._begins(room, spot.gpus, took_us)
                     cost_us = begins + spot.loss + took_us * (1 + price * size) if counts else begins + run_us
@@ -205,22 +206,24 @@ class Services:
             return 0.0
         return room.begins(gpus)
 
-    def _spot(self, room: _Room, holder: Incarnation, size: int, mib: int) -> _Spot | None:
+    def _spot(self, room: _Room, holder: Incarnation, size: int, mib: int, took_us: float) -> _Spot | None:
         """The chunk that can be had soonest, what it costs others included; None if there is none with so much memory."""
-        key = (holder.id, size, mib)
+        key = (holder.id, size, mib, took_us)
         if key in room.spots:
             return room.spots[key]
         best: _Spot | None = None
-        least = (math.inf, 0)
+        least = (math.inf, 0, 0)
+        free = room.host.gpus.all & ~room.used
         for chunk in chunks(holder.gpus, size):
             victims = self._victims(room, holder, chunk, mib)
-            if victims is not None and room.begins(chunk) < NEVER_US:
+            begins = self._begins(room, chunk, took_us)
+            if victims is not None and begins < NEVER_US:
                 if self._rule is GpuRule.PRICED:
                     loss = math.fsum(self._worth(room, victim) for victim in victims)
-                    cost = (room.begins(chunk) + loss, 0)
+                    cost = (begins + loss, 0, around(free, chunk))
                 else:
                     loss = 0.0
-                    cost = (room.begins(chunk), max((victim.used_ns for victim in victims), default=-1))
+                    cost = (begins, max((victim.used_ns for victim in victims), default=-1), around(free, chunk))
                 if cost < least:
                     best, least = _Spot(chunk, loss, victims), cost
         room.spots[key] = best
