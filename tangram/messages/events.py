@@ -220,7 +220,7 @@ class Start(Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     payload: bytes = b""
     payload_blob: str = ""
     gpus: tuple[GpuId, ...] = ()
-    service: str = ""
+    service: Name = ""
     evicts: tuple[Resident, ...] = ()
 
 

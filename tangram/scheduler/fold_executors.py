@@ -159,8 +159,11 @@ def changed(state: State, holder: Incarnation, message: m.ExecutorChanged) -> No
         holder.capacity = dict(message.capacity)
     if message.gpus is not None:
         holder.gpus_announced = mask_of(message.gpus)
+        busy = {(grant.service, grant.gpus) for grant in holder.grants.values()}
         pool = state.hosts[holder.host].gpus
-        pool.copies = [each for each in pool.copies if each.holder != holder.id or not each.gpus & ~holder.gpus_announced]
+        for copy in [each for each in pool.copies if each.holder == holder.id and each.gpus & ~holder.gpus_announced]:
+            if (copy.service, copy.gpus) not in busy:
+                pool.drop(copy.service, copy.gpus, holder.id)
     if message.services is not None:
         holder.services = dict(message.services)
     if holder.live:

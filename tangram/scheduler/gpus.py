@@ -26,6 +26,18 @@ def free_in_chunks(mask: int) -> dict[int, int]:
     return {size: size * sum(1 for _ in chunks(mask, size)) for size in GPU_CHUNKS}
 
 
+def around(mask: int, chunk: int) -> int:
+    """How many GPUs the largest aligned chunk of a mask has in which a chunk lies: what taking it would break. 0: it is not in
+    the mask."""
+    first = (chunk & -chunk).bit_length() - 1
+    found = 0
+    for size in GPU_CHUNKS:
+        whole = ((1 << size) - 1) << first - first % size
+        if chunk & ~whole == 0 and whole & mask == whole:
+            found = size
+    return found
+
+
 @dataclass(slots=True, eq=False)
 class Copy:
     """A service's weights. mib: on each of its GPUs. holder: the incarnation that keeps it, which alone can drop it. used_ns:
