@@ -7,6 +7,7 @@ on the same GPUs, as far as their memory goes, and one at a time is used.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from tangram.rules import GPU_CHUNKS
 
@@ -36,6 +37,10 @@ def around(mask: int, chunk: int) -> int:
         if chunk & ~whole == 0 and whole & mask == whole:
             found = size
     return found
+
+
+UNKNOWN: Final = "?"
+"""Instead of a service: what a lost process keeps on its GPUs. What it was told to drop it may not have read."""
 
 
 @dataclass(slots=True, eq=False)
