@@ -177,23 +177,25 @@ def _simulate(given: argparse.Namespace) -> int:
 
 def _size(given: argparse.Namespace) -> int:
     from tangram.simulation import report, size
-    from tangram.simulation.pool import Machine
 
     trajectories, workload = _source(given)
     setup = _setup(given, workload)
 
-    def mean_act_s(cores: int) -> float:
-        found = report.figures(_run(trajectories, [Machine((cores,))], setup)).mean_act_s
-        print(f"{cores:,} cores: mean ACT {found:.3f} s", file=sys.stderr, flush=True)
+    key = size.key_of(trajectories)
+    name = "cores" if key == "cpu" else "gpus"
+
+    def mean_act_s(units: int) -> float:
+        found = report.figures(_run(trajectories, size.pool(key, units), setup)).mean_act_s
+        print(f"{units:,} {name}: mean ACT {found:.3f} s", file=sys.stderr, flush=True)
         return found
 
     found = size.smallest(*size.bounds(trajectories, setup), given.target_act, mean_act_s)
     if given.json:
-        tried = [{"cores": cores, "mean_act_s": act_s} for cores, act_s in found.tried]
-        print(json.dumps({"target_act_s": given.target_act, "cores": found.cores, "tried": tried}))
-    elif found.cores is None:
-        (cores, act_s), *_ = found.tried
-        print(f"no pool keeps {given.target_act:g} s: even on {cores:,} cores the mean ACT is {act_s:.3f} s")
+        tried = [{name: units, "mean_act_s": act_s} for units, act_s in found.tried]
+        print(json.dumps({"target_act_s": given.target_act, name: found.units, "tried": tried}))
+    elif found.units is None:
+        (units, act_s), *_ = found.tried
+        print(f"no pool keeps {given.target_act:g} s: even on {units:,} {name} the mean ACT is {act_s:.3f} s")
     else:
-        print(f"{found.cores:,} cores: mean ACT {dict(found.tried)[found.cores]:.3f} s, at most {given.target_act:g} s")
-    return 0 if found.cores is not None else FAILED
+        print(f"{found.units:,} {name}: mean ACT {dict(found.tried)[found.units]:.3f} s, at most {given.target_act:g} s")
+    return 0 if found.units is not None else FAILED

@@ -16,8 +16,9 @@ from tangram.simulation.size import smallest
 
 ROOT = Path(__file__).parents[2]
 FIELDS = [
-    "actions", "mean_act_s", "p50_act_s", "p95_act_s", "mean_queue_s", "mean_run_s", "mean_step_s", "makespan_s",
-    "unit_seconds_held", "unit_seconds_at_one_unit", "passes", "pass_p50_ms", "pass_p99_ms",
+    "actions", "mean_act_s", "p50_act_s", "p95_act_s", "mean_queue_s", "mean_run_s", "mean_startup_s", "mean_step_s",
+    "makespan_s", "unit_seconds_held", "gpu_seconds_held", "unit_seconds_at_one_unit", "restores", "passes", "pass_p50_ms",
+    "pass_p99_ms",
 ]  # fmt: skip
 CODING = ("--workload", "coding", "--trajectories", "6")
 
@@ -39,6 +40,34 @@ def test_json_has_its_fields_and_the_oracle_beside_them(capsys: pytest.CaptureFi
 @pytest.mark.parametrize("policy", list(POLICIES))
 def test_every_policy_runs(capsys: pytest.CaptureFixture[str], policy: str) -> None:
     assert printed(capsys, "simulate", *CODING, "--pool", "cpu=2x4", "--policy", policy)["actions"] == 180
+
+
+@pytest.mark.parametrize("policy", list(POLICIES))
+def test_every_policy_serves_models_and_quotas(capsys: pytest.CaptureFixture[str], policy: str) -> None:
+    arguments = ("--workload", "mopd+deepsearch", "--trajectories", "30", "--pool", "gpu=5x8", "--policy", policy)
+    settings = ("--set", "static_units=4") if policy == "static-service" else ()
+    found = printed(capsys, "simulate", *arguments, *settings)
+    assert found["actions"] == 30 + 30 * 11
+    assert {task: each["actions"] for task, each in found["tasks"].items()} == {"mopd": 30, "deepsearch": 330}
+    assert found["restores"] >= 10, "weights are on no GPU at the beginning"
+    assert found["mean_run_s"] >= found["mean_startup_s"] > 0
+    if policy == "static-service":
+        assert found["gpu_seconds_held"] == pytest.approx(40 * found["makespan_s"])
+
+
+def test_a_pool_of_gpus_is_sized(capsys: pytest.CaptureFixture[str]) -> None:
+    found = printed(capsys, "size", "--workload", "mopd", "--trajectories", "64", "--target-act", "1.5")
+    tried = {each["gpus"]: each["mean_act_s"] for each in found["tried"]}
+    assert tried[found["gpus"]] <= 1.5 < tried[found["gpus"] - 1]
+
+
+def test_numbers_of_a_workload_are_varied(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("simulate", *CODING, "--pool", "cpu=200", "--policy", "fcfs-minimum")
+    one, two = printed(capsys, *arguments), printed(capsys, *arguments, "--vary", "mean_run_s=2")
+    assert two["mean_run_s"] == pytest.approx(2 * one["mean_run_s"], rel=0.01)
+    assert main([*arguments, "--vary", "mean_run=2"]) == 2
+    assert "--vary mean_run: the workload has" in capsys.readouterr().err
+    assert main([*arguments, "--vary", "mean_run_s=fast"]) == 2
 
 
 def test_units_are_the_fixed_size(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -161,5 +190,5 @@ def test_the_bisection(target: float, cores: int | None) -> None:
         return 10 / cores
 
     found = smallest(3, 10, target, mean_act_s)
-    assert found.cores == cores
+    assert found.units == cores
     assert found.tried == sorted((each, 10 / each) for each in asked)
