@@ -46,6 +46,8 @@ class GpuRoom:
         """Copies that made room in this pass."""
         self._state = state
         self._oldest_first = oldest_first
+        self.releases: list[tuple[float, int]] = []
+        """(when, how many GPUs) of what runs."""
         self._until = [0.0] * host.gpus.all.bit_length()
         """When each GPU will be free of all that runs or waits for it."""
         self._reserved = [NEVER_US] * len(self._until)
@@ -65,6 +67,7 @@ class GpuRoom:
                     left_ns = grant.finish_ns - now_ns
                     # Overdue: as a heavy tail has it, for half as long again.
                     ends = max((left_ns if left_ns > 0 else (now_ns - grant.started_ns) // 2) / 1_000, 1.0)
+                    self.releases.append((ends, grant.gpus.bit_count()))
                     for gpu in ids_of(grant.gpus & self.host.gpus.all):
                         self._until[gpu] = ends
 

@@ -17,14 +17,17 @@ from tangram.scheduler.state import Action, Incarnation, State
 class GpuRule(Enum):
     """Where an action of a service runs, and on how many GPUs (`services`).
 
-    PRICED: what costs least, the waiting of others included. MINIMUM, FIXED: on its least, or on `fixed_units`, GPUs, nobody
-    waits by choice, the copy that was used longest ago makes room. STATIC: on the `static_units` GPUs of its service.
+    PRICED: what costs least, the waiting of others included. PAPER: ARL-Tangram's rule (`chunk_sizes`); GAIN: the same, nobody
+    evicted. MINIMUM, FIXED: on its least, or on `fixed_units`, GPUs. STATIC: on the `static_units` GPUs of its service. But for
+    the first, nobody waits by choice, and the copy that was used longest ago makes room.
     """
 
     PRICED = "priced"
     MINIMUM = "minimum"
     FIXED = "fixed"
     STATIC = "static"
+    PAPER = "paper"
+    GAIN = "gain"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +47,8 @@ POLICIES: Final = {
     policy.name: policy
     for policy in (
         Policy("tangram", rule=sizing.priced, learns=True, gpus=GpuRule.PRICED),
-        Policy("paper", rule=sizing.paper),
-        Policy("marginal-gain", rule=sizing.marginal),
+        Policy("paper", rule=sizing.paper, gpus=GpuRule.PAPER),
+        Policy("marginal-gain", rule=sizing.marginal, gpus=GpuRule.GAIN),
         Policy("fixed-units", rule=sizing.fixed, gpus=GpuRule.FIXED),
         Policy("static-trajectory", reserves=True),
         Policy("static-service", gpus=GpuRule.STATIC),

@@ -17,6 +17,7 @@ from tangram import messages as m
 from tangram.messages import Demand
 from tangram.rules import GPU_CHUNKS
 from tangram.scheduler.candidates import Candidates
+from tangram.scheduler.chunk_sizes import in_chunks
 from tangram.scheduler.cores import cores_of
 from tangram.scheduler.elasticity import Curve
 from tangram.scheduler.gpu_rooms import NEVER_US, GpuRoom, restore_us
@@ -24,7 +25,7 @@ from tangram.scheduler.gpus import Copy, chunks
 from tangram.scheduler.load import gpu_utilisation
 from tangram.scheduler.policies import GpuRule, Policy, charge, could_run, fitting_chunks, legal_chunks, setting, weights_on_each
 from tangram.scheduler.sizing import Prices, View
-from tangram.scheduler.state import Action, HostKey, Incarnation, QueueKey, State
+from tangram.scheduler.state import Action, ActionId, HostKey, Incarnation, QueueKey, State
 
 LOOKED_AT_MAX: Final = 64
 """Candidates of one pass that wait; those behind them are not looked at."""
@@ -68,6 +69,11 @@ class Services:
         self._waits = 0
         self._price: float | None = None
         self._has_free = True
+        self._is_planned = policy.gpus in (GpuRule.PAPER, GpuRule.GAIN)
+        self._fell_short = False
+        """Nobody can start as planned, or not all can: what is free is not for the first ones, so those behind may have it."""
+        self._planned: dict[ActionId, int] | None = None
+        """GPUs of those that start now, where the policy decides about all of them together."""
         self._pins: dict[str, list[tuple[Incarnation, int]]] | None = None
 
     def try_(self, action: Action) -> bool:
@@ -78,6 +84,8 @@ class Services:
         equal = (action.queue, action.id.task, spec.kind, tuple(spec.cost.items()), spec.hint, action.avoid)
         if equal in self._stuck:
             return True
+        if self._is_planned and action.id not in self._plan() and not self._fell_short:
+            return False
         cost = {name: demand for name, demand in charge(self.state, action).items() if name != "gpu"}
         takers = self.found.takers_of(action)
         able = [each for each in takers if could_run(self.state, each, action, charge(self.state, action))]
@@ -86,6 +94,8 @@ class Services:
         static = self._rule is GpuRule.STATIC and spec.service
         places = self._static(action, cost) if static else self._places(action, cost, able)
         best = min(places, key=lambda place: place[:3], default=None)
+        if best is None or best.begins > 0:
+            self._fell_short = True
         if best is None:
             self._hold_back(action, cost, able)
             self._stuck.add(equal)
@@ -123,7 +133,24 @@ class Services:
         if self._rule is GpuRule.FIXED and sizes:
             wanted = setting(self.state, "fixed_units")
             return (min(sizes, key=lambda size: (abs(size - wanted), size)),)
+        if self._is_planned:
+            most = self._plan().get(action.id, sizes[0] if sizes else 0)
+            return tuple(size for size in sizes if size <= most)
         return sizes if self._rule is GpuRule.PRICED else sizes[:1]
+
+    def _plan(self) -> dict[ActionId, int]:
+        if self._planned is None:
+            state = self.state
+            rooms = [self._room(key) for key, host in state.hosts.items() if host.gpus.all]
+            queues = [queue for key, queue in state.queues.items() if "gpu" in key.resources]
+            evict = self._rule is GpuRule.PAPER
+            self._planned = in_chunks(queues, rooms, self._sizes_anywhere, self._curve_of, evict=evict)
+            self._fell_short = not self._planned
+        return self._planned
+
+    def _sizes_anywhere(self, action: Action) -> tuple[int, ...]:
+        takers = self.found.takers_of(action)
+        return tuple(sorted({size for holder in takers for size in fitting_chunks(self.state, holder, action)}))
 
     def _places(self, action: Action, cost: dict[str, Demand], takers: list[Incarnation]) -> list[Place]:
         curve, service = self._curve_of(action), action.spec.service

@@ -1,0 +1,76 @@
+"""How many GPUs each candidate gets under the rule of ARL-Tangram (arXiv 2603.13019) as it is known.
+
+The longest prefix in arrival order that fits on its least; chunks with the least sum of durations, by dynamic programming over
+what is free at each level; and the last one is left for later as long as the estimated sum of completion times falls.
+"""
+
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from tangram.scheduler.allocate import exactly_in_chunks
+from tangram.scheduler.elasticity import Curve
+from tangram.scheduler.gpu_rooms import GpuRoom
+from tangram.scheduler.gpus import free_in_chunks
+from tangram.scheduler.state import Action, ActionId
+
+DEPTH: Final = 16
+"""Candidates of one pass: the exact search takes some milliseconds for so many on 40 GPUs, and is made anew for each eviction."""
+
+
+def in_chunks(
+    queues: Iterable[Iterable[Action]],
+    rooms: Sequence[GpuRoom],
+    sizes_of: Callable[[Action], tuple[int, ...]],
+    curve_of: Callable[[Action], Curve],
+    *,
+    evict: bool,
+) -> dict[ActionId, int]:
+    """GPUs for those that start now. queues: each in arrival order."""
+    free: dict[int, int] = {}
+    for room in rooms:
+        for size, units in free_in_chunks(room.free).items():
+            free[size] = free.get(size, 0) + units
+    window: list[Action] = []
+    left = dict(free)
+    for action in heapq.merge(*queues, key=lambda action: action.order):
+        legal = sizes_of(action)
+        if not legal:
+            continue
+        for level in left:
+            left[level] -= legal[0] if level <= legal[0] else 0
+        if min(left.values(), default=-1) < 0 or len(window) == DEPTH:
+            break
+        window.append(action)
+    sizes = [sizes_of(action) for action in window]
+    curves = [curve_of(action) for action in window]
+    best: list[int] = []
+    least: float | None = None
+    for count in range(len(window), 0, -1):
+        chosen = exactly_in_chunks(sizes[:count], lambda index, size: curves[index].at(size), free)
+        if chosen is None:
+            continue
+        objective = _objective(rooms, curves, [*chosen, *(each[0] for each in sizes[count:])], count)
+        if least is not None and objective >= least:
+            break
+        best, least = chosen, objective
+        if not evict:
+            break
+    return {action.id: size for action, size in zip(window, best, strict=False)}
+
+
+def _objective(rooms: Sequence[GpuRoom], curves: Sequence[Curve], sizes: Sequence[int], count: int) -> float:
+    """Sum of completion times: of the first `count`, which start now, and of the others on their least, as GPUs come back."""
+    heap = [(ends, size) for room in rooms for ends, size in room.releases]
+    free = sum(room.free.bit_count() for room in rooms)
+    heapq.heapify(heap)
+    total = now = 0.0
+    for index, (curve, size) in enumerate(zip(curves, sizes, strict=True)):
+        while index >= count and free < size and heap:
+            now, back = heapq.heappop(heap)
+            free += back
+        ends = (now if index >= count else 0.0) + curve.at(size)
+        total += ends
+        free -= size
+        heapq.heappush(heap, (ends, size))
+    return total
