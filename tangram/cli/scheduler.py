@@ -21,6 +21,7 @@ def add_to(commands: "Commands") -> None:
     command.add_argument("--name", default="scheduler", help="its name in the log")
     command.add_argument("--policy", default="tangram", choices=list(POLICIES))
     command.add_argument("--set", action="append", default=[], metavar="NAME=INTEGER", help=f"one of {', '.join(SETTINGS)}")
+    common.add_share(command)
     command.add_argument(
         "--silence", type=float, default=30.0, metavar="S", help="an executor not heard of for so long is lost (default: 30)"
     )
@@ -30,20 +31,20 @@ def add_to(commands: "Commands") -> None:
 def handle(given: argparse.Namespace) -> int:
     roles.end_with_parent()
     roles.set_up_logging(given.verbose)
-    settings = common.settings(given.set)
-    return roles.run_loop(_run(given, settings))
+    return roles.run_loop(_run(given, common.settings(given.set), common.shares(given.share)))
 
 
-async def _run(given: argparse.Namespace, settings: dict[str, int]) -> int:
+async def _run(given: argparse.Namespace, settings: dict[str, int], shares: dict[str, int]) -> int:
     from tangram.broker import Broker
     from tangram.config import broker_url
     from tangram.scheduler.service import SchedulerConfig, SchedulerService, Superseded
 
     closed = asyncio.Event()
     broker = await Broker.connect(broker_url(given.nats), name=f"tangram scheduler {given.name}", on_closed=closed.set)
-    service = SchedulerService(
-        broker, SchedulerConfig(leader=given.name, policy=given.policy, settings=settings, silence_s=given.silence)
+    config = SchedulerConfig(
+        leader=given.name, policy=given.policy, settings=settings, shares=shares, silence_s=given.silence
     )
+    service = SchedulerService(broker, config)
     roles.on_signals(service.stop, service.stop)
     running = asyncio.create_task(service.run())
     ready = asyncio.create_task(service.leading.wait())

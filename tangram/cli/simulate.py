@@ -53,6 +53,7 @@ def _add_source(command: argparse.ArgumentParser) -> None:
     command.add_argument("--policy", default="tangram", choices=list(POLICIES))
     command.add_argument("--units", type=common.positive, metavar="K", help="of a policy with a fixed size")
     command.add_argument("--set", action="append", default=[], metavar="NAME=INTEGER", help=f"one of {', '.join(SETTINGS)}")
+    common.add_share(command)
     command.add_argument("--assume", type=Path, metavar="FILE", help="TOML or JSON: how each kind of a trace scales")
     command.add_argument("--exclude-kind", action="append", default=[], metavar="K", help="leave out this kind of a trace")
     command.add_argument("--one-shot", action="store_true", help="no sandboxes, so no action is bound to a host")
@@ -99,7 +100,8 @@ def _setup(given: argparse.Namespace) -> "Setup":
         settings |= common.settings([f"{name}={given.units}"])
     if not 0 <= given.round_trip_ms <= limits.TICK_NS / 1e6:
         raise ConfigError(f"--round-trip-ms {given.round_trip_ms:g}: must be 0 to {limits.TICK_NS / 1e6:g}")
-    return Setup(given.policy, settings, round(given.round_trip_ms * 1e6), given.one_shot)
+    shares = common.shares(given.share)
+    return Setup(given.policy, settings, round(given.round_trip_ms * 1e6), given.one_shot, shares=shares)
 
 
 def _run(trajectories: "list[Trajectory]", pool: "list[Machine]", setup: "Setup") -> "Simulation":

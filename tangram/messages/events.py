@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from tangram import limits
-from tangram.messages.fields import Amount, CoreId, Count, Ids, Items, Kind, Name, Nonce, Number, Setting, Text
+from tangram.messages.fields import Amount, CoreId, Count, Ids, Items, Kind, Name, Nonce, Number, Setting, Shares, Text
 from tangram.outcomes import Outcome
 
 
@@ -291,6 +291,7 @@ class LeaderStarted(Event, frozen=True, kw_only=True):
     code_version: str = ""
     python_version: str = ""
     checkpoint_seq: Count = 0
+    shares: Shares = {}
 
 
 class Ticked(Event, frozen=True, kw_only=True):
@@ -307,11 +308,12 @@ class ExecutorLost(Event, frozen=True, kw_only=True):
 
 
 class Settings(Event, frozen=True, kw_only=True):
-    """Live changes: settings by name; admission closed or open."""
+    """Live changes: settings and shares by name; admission closed or open."""
 
     epoch: Count
     settings: dict[str, Setting] = {}
     admission_closed: bool | None = None
+    shares: Shares = {}
 
 
 class DeadLetter(Event, frozen=True, kw_only=True):

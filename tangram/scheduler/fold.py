@@ -100,6 +100,7 @@ def _apply(state: State, address: Address, message: m.LogMessage) -> None:
         case m.Settings():
             if message.epoch == state.epoch:
                 state.settings.update(message.settings)
+                state.shares.update(message.shares)
                 if message.admission_closed is not None:
                     state.admission_closed = message.admission_closed
                     state.story.append(f"admission {'closed' if message.admission_closed else 'open'}")
@@ -112,6 +113,7 @@ def _leader(state: State, message: m.LeaderStarted) -> None:
         raise NewerVersion(f"sequence {state.seq}: policy {message.policy!r} is not known")
     state.epoch = state.seq
     state.settings = dict(message.settings)
+    state.shares = dict(message.shares)
     state.story.append(f"leader {message.leader} {message.policy}")
     if message.policy != state.policy:
         state.policy = message.policy

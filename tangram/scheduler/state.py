@@ -250,6 +250,8 @@ class State:
     """The sequence of the last LeaderStarted; 0 before the first."""
     policy: str = "tangram"
     settings: dict[str, int] = field(default_factory=dict)
+    shares: dict[str, int] = field(default_factory=dict)
+    """Weights by task; one that is not named has 1."""
     admission_closed: bool = False
     """New actions are refused, but for those of open sessions."""
     window: int = 0

@@ -9,7 +9,7 @@ from tangram import messages as m
 from tangram.errors import TangramError
 from tangram.scheduler.compose import Outgoing
 from tangram.scheduler.policies import SETTINGS
-from tangram.scheduler.state import ActionId, State
+from tangram.scheduler.state import BEHAVIOUR, ActionId, State
 from tangram.simulation.client import Done, VirtualClient
 from tangram.simulation.clock import Clock
 from tangram.simulation.executor import VirtualExecutor
@@ -33,6 +33,7 @@ class Setup:
     round_trip_ns: int = ROUND_TRIP_NS
     one_shot: bool = False
     oracle: bool = False
+    shares: dict[str, int] = field(default_factory=dict)
 
     @property
     def units(self) -> int:
@@ -50,7 +51,10 @@ class Simulation:
         self.done: list[Done] = []
         self._clock = Clock()
         self._log = Log(self._clock)
-        self._leader = Leader(self._clock, self._log, setup.policy, setup.settings, setup.round_trip_ns, self._read, real_ns)
+        started = m.LeaderStarted(
+            leader="simulation", behaviour=BEHAVIOUR, policy=setup.policy, settings=setup.settings, shares=setup.shares
+        )
+        self._leader = Leader(self._clock, self._log, started, setup.round_trip_ns, self._read, real_ns)
         self._executors = {
             name: VirtualExecutor(name, machine, self._clock, self._log, self._run_ns, self._ended)
             for name, machine in ((f"h{number}", machine) for number, machine in enumerate(pool))
