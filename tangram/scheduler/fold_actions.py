@@ -5,6 +5,7 @@ from typing import Final
 from tangram import limits
 from tangram import messages as m
 from tangram.outcomes import Outcome
+from tangram.scheduler import parts
 from tangram.scheduler.load import observe
 from tangram.scheduler.policies import charge
 from tangram.scheduler.ready import ReadyQueue
@@ -192,7 +193,9 @@ def end_session(state: State, session: Session) -> None:
     state.story.append(f"session ended {session.id}")
     holder = state.incarnations.get(session.incarnation)
     if holder is not None and holder.sessions.pop(session.id, None) is not None:
-        state.hosts[holder.host].sessions -= 1
+        host = state.hosts[holder.host]
+        host.sessions -= 1
+        parts.closed(host, session.id.task, state.now_ns)
         state.owed.ends.pop((holder.id, session.id), None)
         grant = holder.grants.get(session.grant) if session.grant is not None else None
         if grant is not None and holder.live:
@@ -224,6 +227,7 @@ def release(state: State, grant: Grant) -> None:
     holder = state.incarnations[grant.incarnation]
     del holder.grants[grant.key]
     host = state.hosts[grant.host]
+    parts.gave(host, grant.key.action.task, grant.amounts, state.now_ns)
     for name, amount in grant.amounts.items():
         if name == "cpu":
             observe(host, state.now_ns)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from tangram import messages as m
 from tangram.outcomes import Outcome
-from tangram.scheduler.cores import CorePool
+from tangram.scheduler.cores import MILLI, CorePool
 from tangram.scheduler.elasticity import Model
 from tangram.scheduler.ready import Order, ReadyQueue
 from tangram.scheduler.timers import Timers
@@ -157,11 +157,24 @@ class Incarnation:
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """The recent share of a host's cores in use: an exponentially weighted mean over log time, kept by `scheduler.load`."""
+    """A mean over log time that forgets, kept by `scheduler.load`: of the share of a host's cores in use, or of a task's cores."""
 
     used: float = 0.0
     weight: float = 0.0
     at_ns: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """What one task has of a host. amounts: held by its actions and sandboxes, without zeros; load: cores, lately."""
+
+    amounts: dict[str, int] = field(default_factory=dict)
+    sessions: int = 0
+    load: Load = field(default_factory=Load)
+
+    @property
+    def cores(self) -> float:
+        return self.amounts.get("cpu", 0) / MILLI
 
 
 @dataclass(slots=True, eq=False)
@@ -176,6 +189,8 @@ class Host:
     """Live incarnations, in the order they joined."""
     sessions: int = 0
     load: Load = field(default_factory=Load)
+    parts: dict[str, Part] = field(default_factory=dict)
+    """By task, kept by `scheduler.parts`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -261,6 +276,8 @@ class State:
     payload_bytes: int = 0
     """Of all open actions."""
     clients: dict[tuple[str, str], Client] = field(default_factory=dict)
+    tasks: dict[str, int] = field(default_factory=dict)
+    """How many of `clients` each task has, without zeros."""
     client_horizon_seq: int = 0
     """Clients that connected before this may have been forgotten."""
     sessions: dict[ActionId, Session] = field(default_factory=dict)

@@ -113,8 +113,24 @@ def check_units(state: State) -> None:
         assert [i for i in state.incarnations.values() if i.live and i.host == key] == sorted(
             host.live, key=lambda i: i.joined_seq
         )
+        check_parts(state, host)
     for incarnation in state.incarnations.values():
         assert incarnation.host in state.hosts, f"{incarnation.id} is on a host that was forgotten"
+
+
+def check_parts(state: State, host: Host) -> None:
+    """What each task is said to hold of a host is what its grants hold, and its sessions are those there."""
+    held: dict[str, Counter[str]] = {}
+    sessions: Counter[str] = Counter()
+    for incarnation in state.incarnations.values():
+        if incarnation.host == host.key:
+            for grant in incarnation.grants.values():
+                held.setdefault(grant.key.action.task, Counter()).update(grant.amounts)
+            sessions.update(session.task for session in incarnation.sessions)
+    assert {task: part.amounts for task, part in host.parts.items() if part.amounts} == {
+        task: dict(+amounts) for task, amounts in held.items() if +amounts
+    }
+    assert {task: part.sessions for task, part in host.parts.items() if part.sessions} == dict(sessions)
 
 
 def check_truth(world: World) -> None:
@@ -133,6 +149,7 @@ def check_truth(world: World) -> None:
 
 
 def check_clients(state: State) -> None:
+    assert state.tasks == Counter(task for task, _ in state.clients)
     for key, client in state.clients.items():
         open_ = sum(1 for action in state.actions if action[:2] == key)
         assert client.open == open_, f"{key}: {client.open} open, {open_} counted"
