@@ -41,9 +41,7 @@ async def _run(given: argparse.Namespace, settings: dict[str, int], shares: dict
 
     closed = asyncio.Event()
     broker = await Broker.connect(broker_url(given.nats), name=f"tangram scheduler {given.name}", on_closed=closed.set)
-    config = SchedulerConfig(
-        leader=given.name, policy=given.policy, settings=settings, shares=shares, silence_s=given.silence
-    )
+    config = SchedulerConfig(leader=given.name, policy=given.policy, settings=settings, shares=shares, silence_s=given.silence)
     service = SchedulerService(broker, config)
     roles.on_signals(service.stop, service.stop)
     running = asyncio.create_task(service.run())

@@ -7,7 +7,7 @@ from tangram import messages as m
 from tangram.outcomes import Outcome
 from tangram.scheduler import parts
 from tangram.scheduler.load import observe
-from tangram.scheduler.policies import charge
+from tangram.scheduler.policies import POLICIES, charge
 from tangram.scheduler.ready import ReadyQueue
 from tangram.scheduler.state import Action, Grant, GrantKey, Phase, QueueKey, Session, SessionPhase, State
 
@@ -49,7 +49,7 @@ def enqueue(state: State, action: Action) -> None:
     action.ready_ns = state.now_ns
     host = action.session.host if action.session is not None else None
     resources = tuple(sorted(name for name, demand in charge(state, action).items() if demand.low))
-    key = QueueKey(action.key, host, resources)
+    key = QueueKey(action.key, host, resources, action.id.task if POLICIES[state.policy].by_task else "")
     queue = state.queues.get(key)
     if queue is None:
         queue = state.queues[key] = ReadyQueue()

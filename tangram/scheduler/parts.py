@@ -1,4 +1,4 @@
-"""What each task holds of each host: kept in the fold under every policy, so that one that shares by task can take over any time."""
+"""What each task holds of each host: kept in the fold under every policy, so that one that shares by task can take over."""
 
 from typing import Final
 

@@ -12,7 +12,7 @@ from tangram.scheduler.elasticity import Model
 from tangram.scheduler.ready import Order, ReadyQueue
 from tangram.scheduler.timers import Timers
 
-BEHAVIOUR = 2
+BEHAVIOUR = 3
 """Version of what `step` and `plan` decide. It rises when the same log would be decided otherwise."""
 
 
@@ -38,11 +38,13 @@ class HostKey(NamedTuple):
 
 
 class QueueKey(NamedTuple):
-    """Actions that need the same resources on the same host (None: any) wait in one queue, and its head speaks for all."""
+    """Actions that need the same resources on the same host (None: any) wait in one queue, and its head speaks for all. Each
+    task has its own under a policy that shares by task."""
 
     key: str
     host: HostKey | None
     resources: tuple[str, ...]
+    task: str = ""
 
 
 class Phase(IntEnum):
@@ -79,6 +81,11 @@ class Grant:
     """It is a sandbox's reservation, given back when the sandbox is gone."""
     session: "Session | None" = None
     """The session the attempt runs in; no other action of it starts before this one's units are back."""
+
+    def left_us(self, now_ns: int) -> float:
+        """How long it is taken to run on. Overdue: as a heavy tail has it, for half as long again."""
+        left_ns = self.finish_ns - now_ns
+        return (left_ns if left_ns > 0 else (now_ns - self.started_ns) / 2) / 1_000
 
 
 @dataclass(slots=True, eq=False)
@@ -157,7 +164,8 @@ class Incarnation:
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """A mean over log time that forgets, kept by `scheduler.load`: of the share of a host's cores in use, or of a task's cores."""
+    """A mean over log time that forgets, kept by `scheduler.load`: of the share of a host's cores in use, or of a task's cores
+    there."""
 
     used: float = 0.0
     weight: float = 0.0

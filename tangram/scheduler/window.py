@@ -29,7 +29,7 @@ class Window(NamedTuple):
 def plan(state: State, policy: str | None = None) -> Window:
     """Decides what to start now. `policy` overrides the leader's, for the fallback after a failed pass."""
     chosen = POLICIES[policy or state.policy]
-    found = Candidates(state)
+    found = Candidates(state, chosen)
     found.gather()
     units = Units(state, found)
     if chosen.rule is not None:

@@ -1,13 +1,17 @@
 """What has to hold after every record of the log, recounted the slow way."""
 
 from collections import Counter
+from fractions import Fraction
 
+from tangram.messages import Demand
 from tangram.scheduler.cores import cores_of
-from tangram.scheduler.state import Action, ActionId, GrantKey, Host, HostKey, Incarnation, Phase, SessionPhase, State
+from tangram.scheduler.policies import POLICIES, setting
+from tangram.scheduler.state import Action, ActionId, GrantKey, Host, HostKey, Incarnation, Part, Phase, SessionPhase, State
 from tangram.scheduler.window import Window
 from tests.core.world import World
 
 WHOLE = 1_000
+NOTHING = Demand(low=0)
 
 
 def check(world: World) -> None:
@@ -233,8 +237,15 @@ def check_window(state: State, window: Window) -> None:
         for action in queue:
             if action.id in host_of:
                 assert host_of[action.id] not in waiting, f"{action.id} overtakes an equal"
-            elif action.id not in evicted:  # those were chosen for one host, and only there nothing overtakes them
+            elif action.id not in evicted and not may_be_overtaken(state, action):
+                # evicted: those were chosen for one host, and only there nothing overtakes them
                 waiting |= {holder.host for holder in places(state, action)}
+
+
+def may_be_overtaken(state: State, action: Action) -> bool:
+    """A wide one that has not waited for long."""
+    wide = action.spec.cost.get("cpu", NOTHING).low > WHOLE
+    return wide and POLICIES[state.policy].backfills and state.now_ns - action.ready_ns < setting(state, "patience_ms") * 1_000_000
 
 
 def check_amounts(amounts: dict[str, int], action: Action) -> None:
@@ -273,7 +284,8 @@ def places(state: State, action: Action) -> list[Incarnation]:
         new = action.session is None
         right = holder.key == action.key and not holder.draining if new else holder.id == action.session.incarnation
         capacity = Counter(state.hosts[holder.host].capacity)
-        if holder.live and right and fits(action, holder.cores_mask.bit_count() * WHOLE, capacity, state):
+        mine = part(state, state.hosts[holder.host], action.id.task)
+        if holder.live and right and fits(action, min(mine, holder.cores_mask.bit_count() * WHOLE), capacity, state):
             found.append(holder)
     return [holder for holder in found if holder.host not in action.avoid] or found
 
@@ -287,18 +299,34 @@ def fits(action: Action, millicores: int, free: Counter[str], state: State) -> b
     return all(low <= (millicores if name == "cpu" else free[name]) for name, low in cost.items())
 
 
+def part(state: State, host: Host, task: str) -> int:
+    """Millicores that the task may have there at most."""
+    cores = host.pool.all.bit_count()
+    if not POLICIES[state.policy].splits:
+        return cores * WHOLE
+    weights = state.shares or dict.fromkeys((task for task, _ in state.clients), 1)
+    exact = {name: Fraction(cores * weight, sum(weights.values())) for name, weight in weights.items()}
+    over = sorted(exact, key=lambda name: (-(exact[name] % 1), name))[: cores - sum(int(each) for each in exact.values())]
+    return (int(exact.get(task, 0)) + (task in over)) * WHOLE
+
+
 def check_nothing_stalls(world: World) -> None:
     """At rest, the action that has waited longest for anything on an executor cannot have it now."""
     state = world.state
     assert not state.owed
     claimed: set[tuple[HostKey, str]] = set()
     for action in sorted((a for queue in state.queues.values() for a in queue), key=lambda a: a.order):
+        whose = action.id.task if POLICIES[state.policy].by_task else ""
         for holder in places(state, action):
             host = state.hosts[holder.host]
             names = {name for name, demand in action.spec.cost.items() if demand.low}
             if action.opens is not None:
                 names |= {"cpu"}
-            if not any((holder.host, name) in claimed for name in names):
-                idle = host.pool.free(holder.cores_mask).bit_count() * WHOLE
+            others = POLICIES[state.policy].by_task and any(
+                other.id.task != whose for queue in state.queues.values() for other in queue
+            )  # which may go first
+            if not others and not any((holder.host, name) in claimed for name in names):
+                left = part(state, host, action.id.task) - host.parts.get(action.id.task, Part()).amounts.get("cpu", 0)
+                idle = min(left, host.pool.free(holder.cores_mask).bit_count() * WHOLE)
                 assert not fits(action, idle, _free(state, host), state), f"{action.id} waits beside idle {holder.id}"
             claimed |= {(holder.host, name) for name in names}
