@@ -17,7 +17,7 @@ from tangram.scheduler.cores import MILLI, CorePool, mask_of
 from tangram.scheduler.policies import Policy, charge, could_fit, curve_of, fits_part, prior_of, setting
 from tangram.scheduler.ready import Order
 from tangram.scheduler.reservation import Release, Reservation, reserve
-from tangram.scheduler.shares import Shares, fixed_part
+from tangram.scheduler.shares import Shares
 from tangram.scheduler.state import Action, Host, HostKey, Incarnation, State
 
 UNBOUNDED: Final = float("inf")
@@ -49,7 +49,7 @@ class Room:
     """Openings of this pass by task."""
     decisions: list[Decision] = field(default_factory=list)
     blocked: dict[str, str] = field(default_factory=dict)
-    """Resources that an earlier candidate waits for, and its task. Of cpu each task has its own if it keeps to its part."""
+    """Labels of resources that an earlier candidate waits for, and its task."""
     reserved: dict[str, Reservation] = field(default_factory=dict)
     """Of those: who may go first all the same."""
     closed: dict[str, None] = field(default_factory=dict)
@@ -64,16 +64,16 @@ class Candidates:
     def __init__(self, state: State, policy: Policy) -> None:
         self.state = state
         self.policy = policy
-        self.shares = Shares(state) if policy.by_task else None
+        self.shares = Shares(state, splits=policy.splits) if policy.by_task else None
         self.prior = prior_of(state)
         self.rooms: dict[HostKey, Room] = {}
         self.decisions: list[Decision] = []
         self._takers_of: dict[str, list[Incarnation]] = {}
         self._ranked: dict[tuple[str, bool, str], list[tuple[tuple[int, ...], int]]] = {}
         """Heaps of (score, index among the takers) by kind, whether for openings, and task if they share."""
-        self._waiting: dict[tuple[object, ...], tuple[list[Reservation], bool]] = {}
-        """Of one-shot actions that wait, what one that asks for the same looks at in vain: reservations, and whether there are
-        executors that the later ones could use and these could not."""
+        self._waiting: dict[tuple[object, ...], tuple[list[list[Reservation]], bool]] = {}
+        """Of one-shot actions that wait, what one that asks for the same looks at in vain: reservations by host, and whether
+        there are executors that the later ones could use and these could not."""
         self._backfilling = False
         self._patience_ns = setting(state, "patience_ms") * 1_000_000
 
@@ -123,11 +123,12 @@ class Candidates:
                 self._start(action, bound, cost)
                 return True
             self._hold_back(room, bound, action, cost)
-            return any(each.is_open for each in self._reservations(room, action, cost))
+            return _may_pass(self._reservations(room, action, cost))
         if self._waiting and (known := self._waiting.get(self._alike(action, cost))) is not None:
-            for each in known[0]:
-                each.looked_at += 1
-            return known[1] or any(each.is_open for each in known[0])
+            for reservations in known[0]:
+                for each in reservations:
+                    each.looked_at += 1
+            return known[1] or any(map(_may_pass, known[0]))
         takers = self._takers(action.key)
         if action.avoid:
             holder = self._best_of(action, cost, self._preferred(action, cost, takers))
@@ -187,9 +188,9 @@ class Candidates:
             room = self.room(holder.host)
             self._hold_back(room, holder, action, cost, keep=holder.host not in rooms)
             rooms[holder.host] = room
-        reservations = [each for room in rooms.values() for each in self._reservations(room, action, cost)]
+        reservations = [self._reservations(room, action, cost) for room in rooms.values()]
         self._waiting[self._alike(action, cost)] = reservations, len(holders) < len(takers)
-        return len(holders) < len(takers) or any(each.is_open for each in reservations)
+        return len(holders) < len(takers) or any(map(_may_pass, reservations))
 
     def _takers(self, key: str) -> list[Incarnation]:
         """Incarnations that take new actions of this kind, each host's in the order they joined."""
@@ -210,7 +211,7 @@ class Candidates:
         cores = max(room.pool.all.bit_count(), 1)
         load = len(holder.grants) + room.started.get(holder.id, 0)
         if action.opens is None:
-            return (-int(min(room.pool.free(holder.cores_mask).bit_count(), self._allowed(room, action) // MILLI)), load)
+            return (-int(min(room.pool.free(holder.cores_mask).bit_count(), self.allowed(room, action) // MILLI)), load)
         if self.shares:
             part = room.host.parts.get(action.id.task)
             own = (part.sessions if part is not None else 0) + room.opened.get(action.id.task, 0)
@@ -227,33 +228,31 @@ class Candidates:
 
     # --- what fits, and what is held back ---
 
-    def label(self, name: str, action: Action) -> str:
-        """Who waits for cores of its own part holds back nobody else's."""
-        return f"cpu of {action.id.task}" if name == "cpu" and self.policy.splits else name
+    def labels(self, name: str, task: str) -> tuple[str, ...]:
+        """By which a task's actions that ask for this may be held back; by the last if its part lacks it, and not the host: who
+        waits for cores of its own part holds back nobody else's."""
+        return ("cpu", f"cpu of {task}") if name == "cpu" and self.shares else (name,)
 
-    def _allowed(self, room: Room, action: Action) -> float:
+    def allowed(self, room: Room, action: Action) -> float:
         """Millicores that the action's task may still take here, however many are free."""
-        if self.shares is None or not self.policy.splits:
-            return UNBOUNDED
-        part = fixed_part(self.state, room.host.pool.all.bit_count(), action.id.task)
-        return part * MILLI - self.shares.held(room.host, action.id.task).get("cpu", 0)
+        return UNBOUNDED if self.shares is None else self.shares.allowed(room.host, action.id.task)
 
     def _has(self, room: Room, holder: Incarnation, action: Action, name: str, low: int) -> bool:
         if name == "cpu":
-            return low <= self._allowed(room, action) and room.pool.fits(low, holder.cores_mask)
+            return low <= self.allowed(room, action) and room.pool.fits(low, holder.cores_mask)
         return low <= room.free.get(name, 0) + (room.kept.get(name, 0) if action.session is not None else 0)
 
     def _fits(self, room: Room, holder: Incarnation, action: Action, cost: dict[str, Demand]) -> bool:
         for name, demand in cost.items():
             if not demand.low:
                 continue
-            label = self.label(name, action)
-            if label in room.closed and action.session is None:
-                return False
-            if label in room.blocked:
-                reserved = room.reserved.get(label)
-                if reserved is None or not reserved.admits(_cores(demand), self._duration_us(action, demand)):
+            for label in self.labels(name, action.id.task):
+                if label in room.closed and action.session is None:
                     return False
+                if label in room.blocked:
+                    reserved = room.reserved.get(label)
+                    if reserved is None or not reserved.admits(_cores(demand), self._duration_us(action, demand)):
+                        return False
             if not self._has(room, holder, action, name, demand.low):
                 return False
         return True
@@ -274,10 +273,13 @@ class Candidates:
         )
         is_impatient = self.state.now_ns - action.ready_ns >= self._patience_ns
         for name, demand in cost.items():
-            label = self.label(name, action)
-            if label in room.blocked and is_impatient:
-                room.reserved.pop(label, None)
-            if not demand.low or label in room.blocked or (label in room.closed and action.session is None):
+            labels = self.labels(name, action.id.task)
+            label = labels[-1] if demand.low > self.allowed(room, action) else labels[0]
+            if is_impatient:
+                for each in labels:
+                    room.reserved.pop(each, None)
+            taken = labels if label == labels[0] else labels[-1:]
+            if not demand.low or any(each in room.blocked for each in taken) or (label in room.closed and not action.session):
                 continue
             if name in lacks and for_sandboxes:
                 room.closed[label] = None
@@ -314,15 +316,16 @@ class Candidates:
             for at_us, cores, whose in grants + starts
         ]
         free = room.pool.free(mask).bit_count()
-        reserved = reserve(_cores(demand), free, self._allowed(room, action) / MILLI, releases)
+        reserved = reserve(_cores(demand), free, self.allowed(room, action) / MILLI, releases)
         if reserved is not None:
             room.reserved[label] = reserved
             self._backfilling = True
 
     def _reservations(self, room: Room, action: Action, cost: dict[str, Demand]) -> list[Reservation]:
-        """Behind which the next in the action's queue may start."""
-        reserved = room.reserved.get(self.label("cpu", action)) if "cpu" in cost else None
-        return [reserved] if reserved is not None else []
+        """Behind which the next in the action's queue may start; none if it must not."""
+        labels = self.labels("cpu", action.id.task) if "cpu" in cost else ()
+        blocked = [label for label in labels if label in room.blocked]
+        return [room.reserved[label] for label in blocked if all(each in room.reserved for each in blocked)]
 
     def _start(self, action: Action, holder: Incarnation, cost: dict[str, Demand]) -> None:
         room = self.room(holder.host)
@@ -335,8 +338,7 @@ class Candidates:
             if name == "cpu":
                 cores = room.pool.choose(demand.low, holder.cores_mask)
                 room.pool.take(cores, demand.low)
-                reserved = room.reserved.get(self.label(name, action))
-                if reserved is not None:
+                for reserved in self._reservations(room, action, cost):
                     reserved.take(_cores(demand), self._duration_us(action, demand))
             else:
                 room.free[name] -= demand.low
@@ -351,6 +353,10 @@ class Candidates:
         decision = Decision(action, holder, amounts, cores, len(cores), 0)
         room.decisions.append(decision)
         self.decisions.append(decision)
+
+
+def _may_pass(reservations: list[Reservation]) -> bool:
+    return bool(reservations) and all(each.is_open for each in reservations)
 
 
 def _cores(demand: Demand) -> int:

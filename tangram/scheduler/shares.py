@@ -1,15 +1,21 @@
 """Who is entitled to what, for policies that share by task: read by a pass, with what the pass itself has handed out.
 
-`fair`: among the tasks that use a host, cores are shared by weight, and what one leaves the others may have. The next action is
-that of the task that holds least of what it asks for, by weight; it may take extra cores up to its task's part.
+`fair`: the next action is that of the task that holds least of what it asks for, by weight. On each host a task may hold what the
+others do not want of its cores, and its share by weight in any case.
 `split-by-task`: a task has its part of each host and never more.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from math import ceil, sqrt
+from typing import Final
 
 from tangram.scheduler.cores import MILLI
 from tangram.scheduler.parts import IDLE_NS, mean_cores
 from tangram.scheduler.state import Host, HostKey, QueueKey, State
+
+MARGIN: Final = 2.0
+"""Of what a task held lately, in square roots: there is no preemption, so what others may not borrow is what it finds at once.
+Use that comes and goes at random seldom rises further."""
 
 
 def weight_of(state: State, task: str) -> int:
@@ -34,8 +40,15 @@ def fixed_part(state: State, cores: int, task: str) -> int:
 class Shares:
     """What each task holds in this pass: what the state says, and what was started since."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, *, splits: bool) -> None:
         self._state = state
+        self._splits = splits
+        self._parts: dict[tuple[HostKey, str], int] = {}
+        self._waiting: dict[tuple[HostKey | None, str], int] = {}
+        """READY actions that need cores, by the host they are bound to and task."""
+        for key, queue in state.queues.items():
+            if "cpu" in key.resources:
+                self._waiting[key.host, key.task] = self._waiting.get((key.host, key.task), 0) + len(queue)
         self._pool: dict[str, dict[str, int]] = {}
         self._of_host: dict[tuple[HostKey, str], dict[str, int]] = {}
         self._capacity: dict[str, int] = {}
@@ -79,33 +92,39 @@ class Shares:
                 most = max(most, held[name] / sizes[name])
         return most / weight_of(self._state, key.task)
 
-    def part(self, host: Host, task: str, waiting: dict[str, int]) -> float:
-        """Cores of a host that a task may count on under `fair`: the others keep what they use or wait for, up to their share.
+    def part(self, host: Host, task: str) -> int:
+        """Cores of a host that a task may hold. Of all of them each of the others is left what it wants, up to its share; what
+        it wants is what it holds and waits for, or what it held lately and a margin above that."""
+        if self._splits:
+            return fixed_part(self._state, host.pool.all.bit_count(), task)
+        found = self._parts.get((host.key, task))
+        if found is None:
+            found = self._parts[host.key, task] = self._fair_part(host, task)
+        return found
 
-        waiting: READY actions by task that could run there."""
-        weights: dict[str, int] = {}
+    def allowed(self, host: Host, task: str) -> float:
+        """Millicores that a task may still take. Under `fair` one that holds none may take any number, because an action that is
+        wider than its task's part has to run some time."""
+        held = self.held(host, task).get("cpu", 0)
+        return float("inf") if not (held or self._splits) else self.part(host, task) * MILLI - held
+
+    def _fair_part(self, host: Host, task: str) -> int:
+        state = self._state
         wants: dict[str, float] = {}
-        for other in self._users(host, waiting):
-            if other != task:
-                part = host.parts.get(other)
-                lately = mean_cores(part, self._state.now_ns) if part is not None else 0.0
-                now = self.held(host, other).get("cpu", 0) / MILLI + waiting.get(other, 0)
-                weights[other] = weight_of(self._state, other)
-                wants[other] = max(lately, now)
-        left, total = float(host.pool.all.bit_count()), weight_of(self._state, task) + sum(weights.values())
-        for other in sorted(wants, key=lambda other: (wants[other] / weights[other], other)):
-            if wants[other] * total > left * weights[other]:
+        for other, part in host.parts.items():
+            if other != task and (part.amounts or part.sessions or state.now_ns - part.load.at_ns < IDLE_NS):
+                lately = mean_cores(part, state.now_ns)
+                wants[other] = max(lately + MARGIN * sqrt(lately), part.cores)
+        for (where, other), count in self._waiting.items():
+            if other != task and where in (None, host.key):
+                held = host.parts[other].cores if other in host.parts else 0.0
+                here = count if where is not None else -(-count // len(state.hosts))
+                wants[other] = max(wants.get(other, 0.0), held + here)
+        weight = weight_of(state, task)
+        left, total = float(host.pool.all.bit_count()), weight + sum(weight_of(state, other) for other in wants)
+        for other in sorted(wants, key=lambda other: (wants[other] / weight_of(state, other), other)):
+            if wants[other] * total > left * weight_of(state, other):
                 break  # this one, and all after it, are held to their share
             left -= wants[other]
-            total -= weights[other]
-        return left * weight_of(self._state, task) / total
-
-    def _users(self, host: Host, waiting: dict[str, int]) -> Iterable[str]:
-        """Tasks that use a host, or did lately, or wait for it."""
-        found = {
-            task: None
-            for task, part in host.parts.items()
-            if part.amounts or part.sessions or self._state.now_ns - part.load.at_ns < IDLE_NS
-        }
-        found.update(dict.fromkeys(waiting))
-        return found
+            total -= weight_of(state, other)
+        return ceil(left * weight / total)

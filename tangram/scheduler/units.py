@@ -9,9 +9,8 @@ from tangram.scheduler.elasticity import Curve, size_to_try
 from tangram.scheduler.load import utilisation
 from tangram.scheduler.parts import mean_cores
 from tangram.scheduler.policies import Policy, charge, curve_of, legal_units, prior_of, setting
-from tangram.scheduler.shares import fixed_part
 from tangram.scheduler.sizing import Candidate, Rule, View
-from tangram.scheduler.state import Action, Host, HostKey, State
+from tangram.scheduler.state import Action, HostKey, State
 
 IDLE: Final = 0.5
 """Below this utilisation a size of which little is known may be tried."""
@@ -43,9 +42,7 @@ class Units:
             if not any(len(each.sizes) > 1 for each in candidates):
                 continue
             room = self.found.rooms[key]
-            label = self.found.label("cpu", members[0].action)
-            wide = room.blocked.get(label, task) == task or not task
-            wide = wide and label in room.blocked and (label in room.reserved or room.pool.free(mask) > 0)
+            wide = self._wide_waits(room, members[0].action, mask)
             for each in members:  # all anew, so that each has its cores together
                 room.pool.give(each.cores, each.amounts["cpu"])
             if self.found.shares is not None:
@@ -62,6 +59,18 @@ class Units:
         if evicted:
             self.evicted = [self.found.decisions[index].action for index in sorted(evicted)]
             self.found.decisions = [decision for index, decision in enumerate(self.found.decisions) if index not in evicted]
+
+    def _wide_waits(self, room: Room, action: Action, mask: int) -> bool:
+        """Whether an action waits here for more cores than are left: extras would only make it wait longer. Under a policy that
+        shares by task only another one of the task's own, because extras come out of the task's part."""
+        task = action.id.task
+        left = min(room.pool.free(mask).bit_count(), self.found.allowed(room, action) // MILLI)
+        return any(
+            label in room.blocked
+            and (self.found.shares is None or room.blocked[label] == task)
+            and (left > 0 or label in room.reserved)
+            for label in self.found.labels("cpu", task)
+        )
 
     def _candidate(self, action: Action) -> Candidate:
         demand, hint = action.spec.cost["cpu"], action.spec.hint
@@ -105,8 +114,8 @@ class Units:
         else:
             low = sum(each.amounts["cpu"] for each in members) // MILLI
             held = self.found.shares.held(host, task).get("cpu", 0) // MILLI
-            entitled = self._entitled(host, task)
-            cores, free = max(1, min(cores, int(entitled))), min(free, max(int(entitled) - held, low))
+            entitled = self.found.shares.part(host, task)
+            cores, free = max(1, min(cores, entitled)), min(free, max(entitled - held, low))
             if held < entitled and not self.found.policy.splits:
                 releases += elsewhere  # whatever comes back is its own until it has its share
             if (part := host.parts.get(task)) is not None:
@@ -129,21 +138,6 @@ class Units:
             wide_waits=wide,
             waited_us=(state.now_ns - members[0].action.ready_ns) / 1_000,
         )
-
-    def _entitled(self, host: Host, task: str) -> float:
-        """Cores that a task may count on."""
-        if self.found.policy.splits:
-            return fixed_part(self.state, host.pool.all.bit_count(), task)
-        assert self.found.shares is not None
-        waiting: dict[str, int] = {}
-        for key in self.state.queues:
-            if key.host in (None, host.key) and key.task not in waiting and "cpu" in key.resources:
-                anywhere = -(-self._queued(None, key.task) // len(self.state.hosts))
-                waiting[key.task] = self._queued(host.key, key.task) + anywhere
-        for each in self.found.rooms[host.key].decisions:
-            if each.amounts.get("cpu", 0) and waiting.get(each.action.id.task):
-                waiting[each.action.id.task] -= 1  # its cores are counted as held
-        return self.found.shares.part(host, task, waiting)
 
     def _queued(self, host: HostKey | None, task: str) -> int:
         """How many READY actions need cores and are bound to this host (None: to none); of one task, or of all."""
