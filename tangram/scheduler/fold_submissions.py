@@ -7,9 +7,11 @@ from tangram import messages as m
 from tangram.outcomes import Outcome, RejectReason
 from tangram.rules import broken_rule
 from tangram.scheduler import fold_keys
+from tangram.scheduler.cores import MILLI
 from tangram.scheduler.fold_actions import advance, ask_to_end, cancel, enqueue, move, owe
 from tangram.scheduler.fold_clients import client_of, has_seen, is_replaced, see
-from tangram.scheduler.policies import charge, could_fit, setting, size_of
+from tangram.scheduler.policies import charge, could_fit, fits_part, setting, size_of
+from tangram.scheduler.shares import fixed_part
 from tangram.scheduler.state import Action, ActionId, Client, Phase, Session, SessionPhase, State
 
 
@@ -176,14 +178,16 @@ def _over_limit(state: State, action: Action) -> str:
 
 
 def never_fits(state: State, action: Action) -> str:
-    """Why no live executor could ever run this action's minimum, or "". Without any there is nothing to compare."""
-    cost = charge(state, action)
+    """Why no live executor could ever run this action's minimum, or "". Without any there is nothing to compare. A task's part
+    counts if it is by named weights; else it grows when other tasks go."""
+    cost, task = charge(state, action), action.id.task
     places = [(host, holder) for host in state.hosts.values() for holder in host.live if holder.key == action.key]
-    for host, holder in places:
-        if could_fit(host, holder, cost):
-            return ""
-    if not places or not cost:
+    fitting = [host for host, holder in places if could_fit(host, holder, cost)]
+    if any(not state.shares or fits_part(state, host, task, cost) for host in fitting) or not places or not cost:
         return ""
+    if fitting:
+        most = max(fixed_part(state, host.pool.all.bit_count(), task) for host in fitting)
+        return f"at most cpu {most * MILLI} of one host are the part of task {task}"
     largest = {name: max(size_of(host, holder, name) for host, holder in places) for name in cost}
     return "at most " + ", ".join(f"{name} {amount}" for name, amount in sorted(largest.items())) + " on one executor"
 

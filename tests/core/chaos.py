@@ -203,11 +203,15 @@ class Chaos:
         self.world.deliver()
 
     def take_over(self) -> None:
-        self.world.lead(self.pick(tuple(POLICIES)), static_units=self.pick((1, 2)))
+        shares = self.pick(({}, {"t": 3}, {"t": 1, "u": 4}))
+        patience_ms = self.pick((0, 1_000, 20_000))
+        self.world.lead(self.pick(tuple(POLICIES)), shares, static_units=self.pick((1, 2)), patience_ms=patience_ms)
 
     def settings(self) -> None:
         units = self.pick((1, 2, 3))
-        self.world.put(subjects.CLOCK, m.Settings(epoch=self.world.state.epoch, settings={"static_units": units}))
+        self.world.put(
+            subjects.CLOCK, m.Settings(epoch=self.world.state.epoch, settings={"static_units": units}, shares={"u": units})
+        )
 
     def tick(self) -> None:
         self.world.tick()

@@ -245,7 +245,9 @@ def check_window(state: State, window: Window) -> None:
 def may_be_overtaken(state: State, action: Action) -> bool:
     """A wide one that has not waited for long."""
     wide = action.spec.cost.get("cpu", NOTHING).low > WHOLE
-    return wide and POLICIES[state.policy].backfills and state.now_ns - action.ready_ns < setting(state, "patience_ms") * 1_000_000
+    return (
+        wide and POLICIES[state.policy].backfills and state.now_ns - action.ready_ns < setting(state, "patience_ms") * 1_000_000
+    )
 
 
 def check_amounts(amounts: dict[str, int], action: Action) -> None:

@@ -343,10 +343,11 @@ class World:
 
     # --- the leader ---
 
-    def lead(self, policy: str = "tangram", **settings: int) -> None:
+    def lead(self, policy: str = "tangram", shares: dict[str, int] | None = None, **settings: int) -> None:
         """A scheduler takes the lead: what another had on its way is refused from here on."""
         self.in_flight.clear()
-        self.put(subjects.LEADER, m.LeaderStarted(leader="s", behaviour=1, policy=policy, settings=settings))
+        started = m.LeaderStarted(leader="s", behaviour=1, policy=policy, settings=settings, shares=shares or {})
+        self.put(subjects.LEADER, started)
 
     def tick(self) -> None:
         self.put(subjects.CLOCK, m.Ticked(epoch=self.state.epoch))
