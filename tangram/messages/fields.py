@@ -13,6 +13,7 @@ Count = Annotated[int, Meta(ge=0, le=limits.NUMBER_MAX)]
 Number = Annotated[int, Meta(ge=1, le=limits.NUMBER_MAX)]
 Amount = Annotated[int, Meta(ge=0, le=limits.AMOUNT_MAX)]
 CoreId = Annotated[int, Meta(ge=0, le=limits.CORE_ID_MAX)]
+GpuId = Annotated[int, Meta(ge=0, le=limits.GPU_ID_MAX)]
 Shares = Annotated[dict[Name, Annotated[int, Meta(ge=1, le=limits.SHARE_MAX)]], Meta(max_length=limits.SHARES_MAX)]
 """Weights by task. One that is not named has 1."""
 Setting = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]

@@ -8,11 +8,12 @@ Looks at what starts and at the heads of the queues, never at what waits behind 
 """
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
 from tangram import limits
-from tangram.messages import Demand
+from tangram.messages import Demand, Resident
 from tangram.scheduler.cores import MILLI, CorePool, mask_of
 from tangram.scheduler.policies import Policy, charge, could_fit, curve_of, fits_part, prior_of, setting
 from tangram.scheduler.ready import Order
@@ -33,6 +34,8 @@ class Decision:
     cores: tuple[int, ...]
     units: int
     predicted_us: int
+    gpus: tuple[int, ...] = ()
+    evicts: tuple[Resident, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -71,13 +74,17 @@ class Candidates:
         self._takers_of: dict[str, list[Incarnation]] = {}
         self._ranked: dict[tuple[str, bool, str], list[tuple[tuple[int, ...], int]]] = {}
         """Heaps of (score, index among the takers) by kind, whether for openings, and task if they share."""
+        self._let_through: dict[str, tuple[int, int]] = {}
+        """By quota: starts of this pass, and their tokens; (-1, 0) once one waits for it."""
         self._waiting: dict[tuple[object, ...], tuple[list[list[Reservation]], bool]] = {}
         """Of one-shot actions that wait, what one that asks for the same looks at in vain: reservations by host, and whether
         there are executors that the later ones could use and these could not."""
         self._backfilling = False
         self._patience_ns = setting(state, "patience_ms") * 1_000_000
 
-    def gather(self) -> None:
+    def gather(self, on_gpus: Callable[[Action], bool]) -> None:
+        """Walks the queues. on_gpus: starts an action that needs GPUs or lets it wait; says whether to look at the next one of
+        its queue."""
         groups: dict[tuple[str, HostKey | None], list[tuple[Order, int, Action]]] = {}
         walks = [iter(queue) for queue in self.state.queues.values()]
         for index, (key, walk) in enumerate(zip(self.state.queues, walks, strict=True)):
@@ -96,7 +103,8 @@ class Candidates:
                 heapq.heapreplace(by_rank, (now, order, number, group))
                 continue
             looked_at += 1
-            following = next(walks[index], None) if self._try(action) else None
+            go_on = on_gpus(action) if "gpu" in action.spec.cost else self._try(action)
+            following = next(walks[index], None) if go_on else None
             if following is None:
                 heapq.heappop(group)
             else:
@@ -118,12 +126,16 @@ class Candidates:
             bound = self.state.incarnations[session.incarnation]
             if not self._could_fit(bound, action, cost):
                 return True
+            if not self._has_quota(cost):
+                return False
             room = self.room(bound.host)
             if self._fits(room, bound, action, cost):
-                self._start(action, bound, cost)
+                self.start(action, bound, cost)
                 return True
             self._hold_back(room, bound, action, cost)
             return _may_pass(self._reservations(room, action, cost))
+        if not self._has_quota(cost):
+            return False
         if self._waiting and (known := self._waiting.get(self._alike(action, cost))) is not None:
             for reservations in known[0]:
                 for each in reservations:
@@ -135,7 +147,7 @@ class Candidates:
         else:
             holder = self._choose(action, cost, takers)
         if holder is not None:
-            self._start(action, holder, cost)
+            self.start(action, holder, cost)
             return True
         return self._wait(action, cost, takers)
 
@@ -147,7 +159,7 @@ class Candidates:
 
     def _could_fit(self, holder: Incarnation, action: Action, cost: dict[str, Demand]) -> bool:
         host = self.state.hosts[holder.host]
-        return could_fit(host, holder, cost) and fits_part(self.state, host, action.id.task, cost)
+        return could_fit(self.state, holder, cost) and fits_part(self.state, host, action.id.task, cost)
 
     def _choose(self, action: Action, cost: dict[str, Demand], takers: list[Incarnation]) -> Incarnation | None:
         """The best of those that have room now; the earlier one between equals. A start only makes its own host worse, so of a
@@ -191,6 +203,28 @@ class Candidates:
         reservations = [self._reservations(room, action, cost) for room in rooms.values()]
         self._waiting[self._alike(action, cost)] = reservations, len(holders) < len(takers)
         return len(holders) < len(takers) or any(map(_may_pass, reservations))
+
+    def takers_of(self, action: Action) -> list[Incarnation]:
+        """Live executors that take new actions of its kind and serve its service, on hosts that have not lost it if there are
+        such."""
+        service = action.spec.service
+        takers = [holder for holder in self._takers(action.key) if not service or service in holder.services]
+        return self._preferred(action, charge(self.state, action), takers) if action.avoid else takers
+
+    def has_room(self, action: Action, holder: Incarnation, cost: dict[str, Demand]) -> bool:
+        """Whether this could start there now, on its minimum of everything."""
+        return self._has_quota(cost) and self._fits(self.room(holder.host), holder, action, cost)
+
+    def _has_quota(self, cost: dict[str, Demand]) -> bool:
+        """Whether all quotas that are named let it through. One that does not lets nobody through behind it."""
+        for name, demand in cost.items():
+            quota = self.state.quotas.get(name)
+            if quota is not None:
+                left, tokens = self._let_through.get(name, (0, 0))
+                if left < 0 or not quota.fits(tokens + demand.low, left + 1):
+                    self._let_through[name] = (-1, 0)
+                    return False
+        return True
 
     def _takers(self, key: str) -> list[Incarnation]:
         """Incarnations that take new actions of this kind, each host's in the order they joined."""
@@ -244,7 +278,7 @@ class Candidates:
 
     def _fits(self, room: Room, holder: Incarnation, action: Action, cost: dict[str, Demand]) -> bool:
         for name, demand in cost.items():
-            if not demand.low:
+            if not demand.low or name in self.state.quotas:
                 continue
             for label in self.labels(name, action.id.task):
                 if label in room.closed and action.session is None:
@@ -266,7 +300,7 @@ class Candidates:
         lacks = {
             name: demand.low
             for name, demand in cost.items()
-            if demand.low and not self._has(room, holder, action, name, demand.low)
+            if demand.low and name not in self.state.quotas and not self._has(room, holder, action, name, demand.low)
         }
         for_sandboxes = any(
             name != "cpu" and low > room.free.get(name, 0) + self._coming_back(room, name) for name, low in lacks.items()
@@ -279,7 +313,9 @@ class Candidates:
                 for each in labels:
                     room.reserved.pop(each, None)
             taken = labels if label == labels[0] else labels[-1:]
-            if not demand.low or any(each in room.blocked for each in taken) or (label in room.closed and not action.session):
+            if not demand.low or name in self.state.quotas or any(each in room.blocked for each in taken):
+                continue
+            if label in room.closed and action.session is None:
                 continue
             if name in lacks and for_sandboxes:
                 room.closed[label] = None
@@ -327,11 +363,18 @@ class Candidates:
         blocked = [label for label in labels if label in room.blocked]
         return [room.reserved[label] for label in blocked if all(each in room.reserved for each in blocked)]
 
-    def _start(self, action: Action, holder: Incarnation, cost: dict[str, Demand]) -> None:
+    def start(self, action: Action, holder: Incarnation, cost: dict[str, Demand]) -> Decision:
+        """Takes its minimum of everything that `cost` names."""
         room = self.room(holder.host)
         amounts: dict[str, int] = {}
         cores: tuple[int, ...] = ()
         for name, demand in cost.items():
+            quota = self.state.quotas.get(name)
+            if quota is not None:
+                count, tokens = self._let_through.get(name, (0, 0))
+                self._let_through[name] = (count + 1, tokens + demand.low)
+                amounts[name] = demand.low
+                continue
             if not demand.low:
                 continue
             amounts[name] = demand.low
@@ -353,6 +396,7 @@ class Candidates:
         decision = Decision(action, holder, amounts, cores, len(cores), 0)
         room.decisions.append(decision)
         self.decisions.append(decision)
+        return decision
 
 
 def _may_pass(reservations: list[Reservation]) -> bool:

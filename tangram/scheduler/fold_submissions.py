@@ -181,14 +181,21 @@ def never_fits(state: State, action: Action) -> str:
     """Why no live executor could ever run this action's minimum, or "". Without any there is nothing to compare. A task's part
     counts if it is by named weights; else it grows when other tasks go."""
     cost, task = charge(state, action), action.id.task
-    places = [(host, holder) for host in state.hosts.values() for holder in host.live if holder.key == action.key]
-    fitting = [host for host, holder in places if could_fit(host, holder, cost)]
-    if any(not state.shares or fits_part(state, host, task, cost) for host in fitting) or not places or not cost:
+    places = [holder for host in state.hosts.values() for holder in host.live if holder.key == action.key]
+    if not places:
+        return ""
+    service = action.spec.service
+    if service:
+        places = [holder for holder in places if service in holder.services]
+        if not places:
+            return f"no executor serves {service}"
+    fitting = [state.hosts[holder.host] for holder in places if could_fit(state, holder, cost)]
+    if not cost or any(not state.shares or fits_part(state, host, task, cost) for host in fitting):
         return ""
     if fitting:
         most = max(fixed_part(state, host.pool.all.bit_count(), task) for host in fitting)
         return f"at most cpu {most * MILLI} of one host are the part of task {task}"
-    largest = {name: max(size_of(host, holder, name) for host, holder in places) for name in cost}
+    largest = {name: max(size_of(state, holder, name) for holder in places) for name in cost}
     return "at most " + ", ".join(f"{name} {amount}" for name, amount in sorted(largest.items())) + " on one executor"
 
 

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from tangram.scheduler.load import TAU_NS, advance
+from tangram.scheduler.load import TAU_NS, share, take_in
 from tangram.scheduler.state import Host, Part, State
 
 IDLE_NS: Final = TAU_NS
@@ -12,16 +12,17 @@ IDLE_NS: Final = TAU_NS
 def took(host: Host, task: str, amounts: dict[str, int], now_ns: int) -> None:
     part = _observed(host, task, now_ns)
     for name, amount in amounts.items():
-        part.amounts[name] = part.amounts.get(name, 0) + amount
+        if amount:
+            part.amounts[name] = part.amounts.get(name, 0) + amount
 
 
 def gave(host: Host, task: str, amounts: dict[str, int], now_ns: int) -> None:
     part = _observed(host, task, now_ns)
     for name, amount in amounts.items():
-        part.amounts[name] -= amount
-        assert part.amounts[name] >= 0, f"{name} of {task} given back twice"
-        if not part.amounts[name]:
-            del part.amounts[name]
+        left = part.amounts.pop(name, 0) - amount
+        assert left >= 0, f"{name} of {task} given back twice"
+        if left:
+            part.amounts[name] = left
 
 
 def opened(host: Host, task: str, now_ns: int) -> None:
@@ -34,8 +35,7 @@ def closed(host: Host, task: str, now_ns: int) -> None:
 
 def mean_cores(part: Part, now_ns: int) -> float:
     """How many cores it had in use lately."""
-    used, weight = advance(part.load, part.cores, now_ns)
-    return used / weight if weight > 0 else part.cores
+    return share(part.load, part.cores, now_ns)
 
 
 def _observed(host: Host, task: str, now_ns: int) -> Part:
@@ -44,8 +44,7 @@ def _observed(host: Host, task: str, now_ns: int) -> Part:
     part = host.parts.get(task)
     if part is None:
         part = host.parts[task] = Part()
-    part.load.used, part.load.weight = advance(part.load, part.cores, now_ns)
-    part.load.at_ns = now_ns
+    take_in(part.load, part.cores, now_ns)
     oldest = next(iter(host.parts))
     if oldest != task:
         other = host.parts.pop(oldest)

@@ -63,6 +63,7 @@ class Shares:
     @staticmethod
     def _sizes(host: Host) -> Iterator[tuple[str, int]]:
         yield "cpu", host.pool.all.bit_count() * MILLI
+        yield "gpu", host.gpus.all.bit_count()
         yield from host.capacity.items()
 
     def held(self, host: Host, task: str) -> dict[str, int]:

@@ -8,7 +8,7 @@ from tangram.scheduler.cores import MILLI
 from tangram.scheduler.elasticity import Curve, size_to_try
 from tangram.scheduler.load import utilisation
 from tangram.scheduler.parts import mean_cores
-from tangram.scheduler.policies import Policy, charge, curve_of, legal_units, prior_of, setting
+from tangram.scheduler.policies import Policy, charge, curve_of, legal_units, model_key, prior_of, setting
 from tangram.scheduler.sizing import Candidate, Rule, View
 from tangram.scheduler.state import Action, HostKey, State
 
@@ -78,15 +78,15 @@ class Units:
         found = self._kinds.get(key)
         if found is None:
             sizes = legal_units(charge(self.state, action)["cpu"])
-            found = self._kinds[key] = Candidate(self._curve(action), sizes)
+            found = self._kinds[key] = Candidate(self.curve(action), sizes)
         return found
 
-    def _curve(self, action: Action) -> Curve:
+    def curve(self, action: Action) -> Curve:
         return curve_of(self.state, action, self._prior)
 
     def _try_out(self, action: Action, candidate: Candidate, free: int) -> int | None:
         """A size of which too little is known, when nobody else needs the units."""
-        model = self.state.models.get((action.id.task, action.spec.kind))
+        model = self.state.models.get(model_key(action))
         if model is None or candidate.curve.table or not setting(self.state, "learn"):
             return None
         return size_to_try(model, candidate.sizes, free)
@@ -165,4 +165,6 @@ class Units:
     def predict(self) -> None:
         """Each decision says how long it is taken to run, so that later ones know when its units come back."""
         for decision in self.found.decisions:
-            decision.predicted_us = int(self._curve(decision.action).at(max(decision.units, 1)))
+            if decision.gpus:
+                continue  # it counts the restore as well
+            decision.predicted_us = int(self.curve(decision.action).at(max(decision.units, 1)))
