@@ -45,10 +45,12 @@ class Shares:
         self._splits = splits
         self._parts: dict[tuple[HostKey, str], int] = {}
         self._waiting: dict[tuple[HostKey | None, str], int] = {}
-        """READY actions that need cores, by the host they are bound to and task."""
+        """Cores that READY actions would take, by the host they are bound to and task; each as the first of its queue."""
         for key, queue in state.queues.items():
-            if "cpu" in key.resources:
-                self._waiting[key.host, key.task] = self._waiting.get((key.host, key.task), 0) + len(queue)
+            first = next(iter(queue)).spec.cost.get("cpu")
+            if first is not None:
+                cores = len(queue) * -(-max(first.low, first.high) // MILLI)
+                self._waiting[key.host, key.task] = self._waiting.get((key.host, key.task), 0) + cores
         self._pool: dict[str, dict[str, int]] = {}
         self._of_host: dict[tuple[HostKey, str], dict[str, int]] = {}
         self._capacity: dict[str, int] = {}
@@ -116,10 +118,10 @@ class Shares:
             if other != task and (part.amounts or part.sessions or state.now_ns - part.load.at_ns < IDLE_NS):
                 lately = mean_cores(part, state.now_ns)
                 wants[other] = max(lately + MARGIN * sqrt(lately), part.cores)
-        for (where, other), count in self._waiting.items():
+        for (where, other), cores in self._waiting.items():
             if other != task and where in (None, host.key):
                 held = host.parts[other].cores if other in host.parts else 0.0
-                here = count if where is not None else -(-count // len(state.hosts))
+                here = cores if where is not None else -(-cores // len(state.hosts))
                 wants[other] = max(wants.get(other, 0.0), held + here)
         weight = weight_of(state, task)
         left, total = float(host.pool.all.bit_count()), weight + sum(weight_of(state, other) for other in wants)
