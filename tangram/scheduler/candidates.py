@@ -15,7 +15,7 @@ from typing import Final
 from tangram import limits
 from tangram.messages import Demand, Resident
 from tangram.scheduler.cores import MILLI, CorePool, mask_of
-from tangram.scheduler.policies import Policy, charge, could_fit, curve_of, fits_part, prior_of, setting
+from tangram.scheduler.policies import Policy, charge, could_run, curve_of, fits_part, prior_of, setting
 from tangram.scheduler.ready import Order
 from tangram.scheduler.reservation import Release, Reservation, reserve
 from tangram.scheduler.shares import Shares
@@ -103,7 +103,7 @@ class Candidates:
                 heapq.heapreplace(by_rank, (now, order, number, group))
                 continue
             looked_at += 1
-            go_on = on_gpus(action) if "gpu" in action.spec.cost else self._try(action)
+            go_on = self._is_beyond_quota(action) or (on_gpus if "gpu" in action.spec.cost else self._try)(action)
             following = next(walks[index], None) if go_on else None
             if following is None:
                 heapq.heappop(group)
@@ -124,17 +124,18 @@ class Candidates:
         session = action.session
         if session is not None:
             bound = self.state.incarnations[session.incarnation]
-            if not self._could_fit(bound, action, cost):
+            if not self._could_run(bound, action, cost):
                 return True
-            if not self._has_quota(cost):
+            if not self.has_quota(cost):
                 return False
             room = self.room(bound.host)
             if self._fits(room, bound, action, cost):
                 self.start(action, bound, cost)
                 return True
+            self._take_quotas(cost)
             self._hold_back(room, bound, action, cost)
             return _may_pass(self._reservations(room, action, cost))
-        if not self._has_quota(cost):
+        if not self.has_quota(cost):
             return False
         if self._waiting and (known := self._waiting.get(self._alike(action, cost))) is not None:
             for reservations in known[0]:
@@ -157,9 +158,9 @@ class Candidates:
         kind = (action.spec.kind, action.spec.hint) if self._backfilling else ()
         return action.key, action.avoid, whose, kind, *((name, demand.low) for name, demand in cost.items())
 
-    def _could_fit(self, holder: Incarnation, action: Action, cost: dict[str, Demand]) -> bool:
+    def _could_run(self, holder: Incarnation, action: Action, cost: dict[str, Demand]) -> bool:
         host = self.state.hosts[holder.host]
-        return could_fit(self.state, holder, cost) and fits_part(self.state, host, action.id.task, cost)
+        return could_run(self.state, holder, action, cost) and fits_part(self.state, host, action.id.task, cost)
 
     def _choose(self, action: Action, cost: dict[str, Demand], takers: list[Incarnation]) -> Incarnation | None:
         """The best of those that have room now; the earlier one between equals. A start only makes its own host worse, so of a
@@ -193,16 +194,24 @@ class Candidates:
 
     def _wait(self, action: Action, cost: dict[str, Demand], takers: list[Incarnation]) -> bool:
         """Holds back what a one-shot action waits for, on the hosts that could ever have it."""
-        holders = [holder for holder in takers if self._could_fit(holder, action, cost)]
+        holders = [holder for holder in takers if self._could_run(holder, action, cost)]
         holders = self._preferred(action, cost, holders) if action.avoid else holders
+        rooms = self.hold_back(action, holders, cost)
+        reservations = [self._reservations(room, action, cost) for room in rooms]
+        self._waiting[self._alike(action, cost)] = reservations, len(holders) < len(takers)
+        return len(holders) < len(takers) or any(map(_may_pass, reservations))
+
+    def hold_back(self, action: Action, holders: list[Incarnation], cost: dict[str, Demand]) -> list[Room]:
+        """Of what an action waits for on these executors, those behind it get nothing; its quotas, which it has, are kept.
+        Returns their rooms."""
+        if holders:
+            self._take_quotas(cost)
         rooms: dict[HostKey, Room] = {}
         for holder in holders:
             room = self.room(holder.host)
             self._hold_back(room, holder, action, cost, keep=holder.host not in rooms)
             rooms[holder.host] = room
-        reservations = [self._reservations(room, action, cost) for room in rooms.values()]
-        self._waiting[self._alike(action, cost)] = reservations, len(holders) < len(takers)
-        return len(holders) < len(takers) or any(map(_may_pass, reservations))
+        return list(rooms.values())
 
     def takers_of(self, action: Action) -> list[Incarnation]:
         """Live executors that take new actions of its kind and serve its service, on hosts that have not lost it if there are
@@ -212,10 +221,17 @@ class Candidates:
         return self._preferred(action, charge(self.state, action), takers) if action.avoid else takers
 
     def has_room(self, action: Action, holder: Incarnation, cost: dict[str, Demand]) -> bool:
-        """Whether this could start there now, on its minimum of everything."""
-        return self._has_quota(cost) and self._fits(self.room(holder.host), holder, action, cost)
+        """Whether this could start there now, on its minimum of everything; its quotas apart."""
+        return self._fits(self.room(holder.host), holder, action, cost)
 
-    def _has_quota(self, cost: dict[str, Demand]) -> bool:
+    def _is_beyond_quota(self, action: Action) -> bool:
+        """Whether a quota was made smaller than what it takes: it waits for another change, and holds nobody up."""
+        pools = self.state.quotas
+        return bool(pools) and any(
+            0 < pools[name].limit.tokens < demand.low for name, demand in action.spec.cost.items() if name in pools
+        )
+
+    def has_quota(self, cost: dict[str, Demand]) -> bool:
         """Whether all quotas that are named let it through. One that does not lets nobody through behind it."""
         for name, demand in cost.items():
             quota = self.state.quotas.get(name)
@@ -225,6 +241,12 @@ class Candidates:
                     self._let_through[name] = (-1, 0)
                     return False
         return True
+
+    def _take_quotas(self, cost: dict[str, Demand]) -> None:
+        for name, demand in cost.items():
+            if name in self.state.quotas:
+                count, tokens = self._let_through.get(name, (0, 0))
+                self._let_through[name] = (count + 1, tokens + demand.low)
 
     def _takers(self, key: str) -> list[Incarnation]:
         """Incarnations that take new actions of this kind, each host's in the order they joined."""
@@ -236,7 +258,7 @@ class Candidates:
 
     def _preferred(self, action: Action, cost: dict[str, Demand], holders: list[Incarnation]) -> list[Incarnation]:
         """Without the hosts that lost an attempt, as long as there is another that could ever run it."""
-        fresh = [holder for holder in holders if holder.host not in action.avoid and self._could_fit(holder, action, cost)]
+        fresh = [holder for holder in holders if holder.host not in action.avoid and self._could_run(holder, action, cost)]
         return fresh or holders
 
     def _score(self, action: Action, room: Room, holder: Incarnation) -> tuple[int, ...]:
@@ -368,11 +390,9 @@ class Candidates:
         room = self.room(holder.host)
         amounts: dict[str, int] = {}
         cores: tuple[int, ...] = ()
+        self._take_quotas(cost)
         for name, demand in cost.items():
-            quota = self.state.quotas.get(name)
-            if quota is not None:
-                count, tokens = self._let_through.get(name, (0, 0))
-                self._let_through[name] = (count + 1, tokens + demand.low)
+            if name in self.state.quotas:
                 amounts[name] = demand.low
                 continue
             if not demand.low:

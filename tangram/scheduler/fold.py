@@ -129,8 +129,11 @@ def _leader(state: State, message: m.LeaderStarted) -> None:
 
 
 def _quotas(state: State, quotas: dict[str, m.Quota]) -> None:
-    """The limits from now on. One that is no more stays, without a limit, for those that hold a place of it."""
+    """The limits from now on. One that is no more stays, without a limit, as long as somebody holds a place or tokens of it, so
+    that they count when it is set again. Cores and GPUs are counted by host and can be none."""
     for name, quota in quotas.items():
+        if name in ("cpu", "gpu"):
+            continue
         pool = state.quotas.get(name)
         if pool is None:
             state.quotas[name] = QuotaPool(quota)
@@ -138,9 +141,10 @@ def _quotas(state: State, quotas: dict[str, m.Quota]) -> None:
             pool.limit = quota
     for name, pool in list(state.quotas.items()):
         if name not in quotas:
-            pool.limit = m.Quota()
-            if not pool.in_use:
-                del state.quotas[name]
+            pool.limit = m.Quota(interval_ms=pool.limit.interval_ms)
+        fold_grants.refill(state, name)
+        if name not in quotas and not pool.in_use and not pool.taken:
+            del state.quotas[name]
     state.story.append(f"quotas {sorted(state.quotas)}")
 
 

@@ -48,7 +48,8 @@ def enqueue(state: State, action: Action) -> None:
     move(action, Phase.READY)
     action.ready_ns = state.now_ns
     host = action.session.host if action.session is not None else None
-    resources = tuple(sorted(name for name, demand in charge(state, action).items() if demand.low))
+    # A quota may be named with no tokens, and somebody who waits for it must not stand before those who do not name it.
+    resources = tuple(sorted(name for name, demand in charge(state, action).items() if demand.low or name != "cpu"))
     task = action.id.task if POLICIES[state.policy].by_task else ""
     key = QueueKey(action.key, host, resources, action.spec.service, task)
     queue = state.queues.get(key)
@@ -237,7 +238,7 @@ def release(state: State, grant: Grant) -> None:
             observe_gpus(host, state.now_ns)
             host.gpus.give(grant.gpus)
             if not grant.service:  # its own program's memory, which ends with it
-                host.gpus.drop("", grant.gpus)
+                host.gpus.drop("", grant.gpus, holder.id)
         elif name in grant.quotas:
             state.quotas[name].give()
         else:

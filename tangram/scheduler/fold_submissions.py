@@ -10,7 +10,7 @@ from tangram.scheduler import fold_keys
 from tangram.scheduler.cores import MILLI
 from tangram.scheduler.fold_actions import advance, ask_to_end, cancel, enqueue, move, owe
 from tangram.scheduler.fold_clients import client_of, has_seen, is_replaced, see
-from tangram.scheduler.policies import charge, could_fit, fits_part, setting, size_of
+from tangram.scheduler.policies import charge, could_fit, could_run, fits_part, setting, size_of
 from tangram.scheduler.shares import fixed_part
 from tangram.scheduler.state import Action, ActionId, Client, Phase, Session, SessionPhase, State
 
@@ -189,12 +189,14 @@ def never_fits(state: State, action: Action) -> str:
         places = [holder for holder in places if service in holder.services]
         if not places:
             return f"no executor serves {service}"
-    fitting = [state.hosts[holder.host] for holder in places if could_fit(state, holder, cost)]
-    if not cost or any(not state.shares or fits_part(state, host, task, cost) for host in fitting):
+    able = [state.hosts[holder.host] for holder in places if could_run(state, holder, action, cost)]
+    if not cost or any(not state.shares or fits_part(state, host, task, cost) for host in able):
         return ""
-    if fitting:
-        most = max(fixed_part(state, host.pool.all.bit_count(), task) for host in fitting)
+    if able:
+        most = max(fixed_part(state, host.pool.all.bit_count(), task) for host in able)
         return f"at most cpu {most * MILLI} of one host are the part of task {task}"
+    if service and any(could_fit(state, holder, cost) for holder in places):
+        return f"no executor has the memory for {service} on so many GPUs"
     largest = {name: max(size_of(state, holder, name) for holder in places) for name in cost}
     return "at most " + ", ".join(f"{name} {amount}" for name, amount in sorted(largest.items())) + " on one executor"
 

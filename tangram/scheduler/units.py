@@ -32,7 +32,7 @@ class Units:
         """On each host: how many units each candidate gets, and which of the last ones are left for later after all."""
         groups: dict[tuple[HostKey, int, str], list[int]] = {}
         for index, decision in enumerate(self.found.decisions):
-            if decision.amounts.get("cpu", 0) >= MILLI:
+            if decision.amounts.get("cpu", 0) >= MILLI and not decision.gpus:
                 task = decision.action.id.task if chosen.by_task else ""
                 groups.setdefault((decision.holder.host, decision.holder.cores_mask, task), []).append(index)
         evicted: set[int] = set()  # only asked for membership

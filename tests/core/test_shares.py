@@ -20,7 +20,7 @@ WHOLE = 1_000
 def led(policy: str, shares: dict[str, int] | None = None, count: int = 8, **settings: int) -> tuple[World, Worker]:
     """One host of `count` cores."""
     world = World()
-    world.lead(policy, shares, **settings)
+    world.lead(policy, shares=shares, **settings)
     return world, world.join(nodes=cores(count), memory=1_000)
 
 
