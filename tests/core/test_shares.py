@@ -87,6 +87,14 @@ def test_weights_change_while_it_runs() -> None:
     assert running(worker) == {"a": 1, "b": 7}
 
 
+@pytest.mark.parametrize("shares", [{"a": 0}, {"a": -1}, {"a*": 1}, {"a": 1_000_001}])
+def test_weights_that_are_none_are_skipped_as_everybody_skips_them(shares: dict[str, int]) -> None:
+    world, _ = led("fair", {"a": 3})
+    message = m.Settings(epoch=world.state.epoch, shares=shares)
+    world.put(subjects.CLOCK, m.encode(message), garbage=True)
+    assert world.state.shares == {"a": 3}
+
+
 def test_of_what_a_task_leaves_the_others_take_all_but_what_it_may_want_at_once() -> None:
     world, worker = led("fair", count=64)
     for _ in range(9):
