@@ -21,7 +21,8 @@ from tangram.scheduler.reservation import Release, Reservation, reserve
 from tangram.scheduler.shares import Shares
 from tangram.scheduler.state import Action, Host, HostKey, Incarnation, State
 
-UNBOUNDED: Final = float("inf")
+UNBOUNDED: Final = 1 << 40
+"""Millicores: more than any host has."""
 
 
 @dataclass(slots=True, eq=False)
@@ -267,7 +268,8 @@ class Candidates:
         cores = max(room.pool.all.bit_count(), 1)
         load = len(holder.grants) + room.started.get(holder.id, 0)
         if action.opens is None:
-            return (-int(min(room.pool.free(holder.cores_mask).bit_count(), self.allowed(room, action) // MILLI)), load)
+            free = room.pool.free(holder.cores_mask).bit_count()
+            return (-free if self.shares is None else -min(free, self.allowed(room, action) // MILLI), load)
         if self.shares:
             part = room.host.parts.get(action.id.task)
             own = (part.sessions if part is not None else 0) + room.opened.get(action.id.task, 0)
@@ -289,20 +291,22 @@ class Candidates:
         waits for cores of its own part holds back nobody else's."""
         return ("cpu", f"cpu of {task}") if name == "cpu" and self.shares else (name,)
 
-    def allowed(self, room: Room, action: Action) -> float:
+    def allowed(self, room: Room, action: Action) -> int:
         """Millicores that the action's task may still take here, however many are free."""
-        return UNBOUNDED if self.shares is None else self.shares.allowed(room.host, action.id.task)
+        found = self.shares.allowed(room.host, action.id.task) if self.shares is not None else None
+        return UNBOUNDED if found is None else found
 
     def _has(self, room: Room, holder: Incarnation, action: Action, name: str, low: int) -> bool:
         if name == "cpu":
-            return low <= self.allowed(room, action) and room.pool.fits(low, holder.cores_mask)
+            is_allowed = self.shares is None or low <= self.allowed(room, action)
+            return is_allowed and room.pool.fits(low, holder.cores_mask)
         return low <= room.free.get(name, 0) + (room.kept.get(name, 0) if action.session is not None else 0)
 
     def _fits(self, room: Room, holder: Incarnation, action: Action, cost: dict[str, Demand]) -> bool:
         for name, demand in cost.items():
             if not demand.low or name in self.state.quotas:
                 continue
-            for label in self.labels(name, action.id.task):
+            for label in self.labels(name, action.id.task) if room.blocked or room.closed else ():
                 if label in room.closed and action.session is None:
                     return False
                 if label in room.blocked:
@@ -374,7 +378,7 @@ class Candidates:
             for at_us, cores, whose in grants + starts
         ]
         free = room.pool.free(mask).bit_count()
-        reserved = reserve(_cores(demand), free, self.allowed(room, action) / MILLI, releases)
+        reserved = reserve(_cores(demand), free, self.allowed(room, action) // MILLI, releases)
         if reserved is not None:
             room.reserved[label] = reserved
             self._backfilling = True
@@ -401,7 +405,7 @@ class Candidates:
             if name == "cpu":
                 cores = room.pool.choose(demand.low, holder.cores_mask)
                 room.pool.take(cores, demand.low)
-                for reserved in self._reservations(room, action, cost):
+                for reserved in self._reservations(room, action, cost) if room.reserved else ():
                     reserved.take(_cores(demand), self._duration_us(action, demand))
             else:
                 room.free[name] -= demand.low

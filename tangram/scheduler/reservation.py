@@ -45,12 +45,12 @@ class Release:
     own: int
 
 
-def reserve(need: int, free: int, allowed: float, releases: Iterable[Release]) -> Reservation | None:
+def reserve(need: int, free: int, allowed: int, releases: Iterable[Release]) -> Reservation | None:
     """For an action that needs so many cores. allowed: cores that its task may still take. None if what is predicted to come
     back is not enough."""
     for each in sorted(releases, key=lambda each: each.at_us):
         free += each.cores
         allowed += each.own
         if free >= need and allowed >= need:
-            return Reservation(each.at_us, int(min(free, allowed)) - need)
+            return Reservation(each.at_us, min(free, allowed) - need)
     return None

@@ -105,11 +105,11 @@ class Shares:
             found = self._parts[host.key, task] = self._fair_part(host, task)
         return found
 
-    def allowed(self, host: Host, task: str) -> float:
-        """Millicores that a task may still take. Under `fair` one that holds none may take any number, because an action that is
-        wider than its task's part has to run some time."""
+    def allowed(self, host: Host, task: str) -> int | None:
+        """Millicores that a task may still take. Under `fair` one that holds none may take any number (None), because an action
+        that is wider than its task's part has to run some time."""
         held = self.held(host, task).get("cpu", 0)
-        return float("inf") if not (held or self._splits) else self.part(host, task) * MILLI - held
+        return self.part(host, task) * MILLI - held if held or self._splits else None
 
     def _fair_part(self, host: Host, task: str) -> int:
         state = self._state

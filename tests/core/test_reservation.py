@@ -151,7 +151,7 @@ def test_nobody_passes_one_whose_cores_nothing_that_runs_gives_back() -> None:
     st.lists(st.tuples(st.floats(0, 1e9), st.integers(1, 16)), max_size=20),
 )
 def test_the_predicted_start_is_the_first_time_at_which_it_fits(need: int, free: int, releases: list[tuple[float, int]]) -> None:
-    found = reserve(need, free, float("inf"), [Release(at_us, count, 0) for at_us, count in releases])
+    found = reserve(need, free, 1 << 40, [Release(at_us, count, 0) for at_us, count in releases])
 
     def free_at(at_us: float) -> int:
         return free + sum(count for when, count in releases if when <= at_us)
