@@ -127,7 +127,7 @@ class Candidates:
             bound = self.state.incarnations[session.incarnation]
             if not self._could_run(bound, action, cost):
                 return True
-            if not self.has_quota(cost):
+            if not self.has_quota(cost, lambda: [bound]):
                 return False
             room = self.room(bound.host)
             if self._fits(room, bound, action, cost):
@@ -136,8 +136,8 @@ class Candidates:
             self._take_quotas(cost)
             self._hold_back(room, bound, action, cost)
             return _may_pass(self._reservations(room, action, cost))
-        if not self.has_quota(cost):
-            return False
+        if self.state.quotas and not self.has_quota(cost, lambda: self._able(action, cost)):
+            return not self.is_closed(cost)
         if self._waiting and (known := self._waiting.get(self._alike(action, cost))) is not None:
             for reservations in known[0]:
                 for each in reservations:
@@ -195,12 +195,16 @@ class Candidates:
 
     def _wait(self, action: Action, cost: dict[str, Demand], takers: list[Incarnation]) -> bool:
         """Holds back what a one-shot action waits for, on the hosts that could ever have it."""
-        holders = [holder for holder in takers if self._could_run(holder, action, cost)]
-        holders = self._preferred(action, cost, holders) if action.avoid else holders
+        holders = self._able(action, cost)
         rooms = self.hold_back(action, holders, cost)
         reservations = [self._reservations(room, action, cost) for room in rooms]
         self._waiting[self._alike(action, cost)] = reservations, len(holders) < len(takers)
         return len(holders) < len(takers) or any(map(_may_pass, reservations))
+
+    def _able(self, action: Action, cost: dict[str, Demand]) -> list[Incarnation]:
+        """Those for which an action that needs no GPUs can wait."""
+        holders = [each for each in self._takers(action.key) if self._could_run(each, action, cost)]
+        return self._preferred(action, cost, holders) if action.avoid else holders
 
     def hold_back(self, action: Action, holders: list[Incarnation], cost: dict[str, Demand]) -> list[Room]:
         """Of what an action waits for on these executors, those behind it get nothing; its quotas, which it has, are kept.
@@ -232,16 +236,21 @@ class Candidates:
             0 < pools[name].limit.tokens < demand.low for name, demand in action.spec.cost.items() if name in pools
         )
 
-    def has_quota(self, cost: dict[str, Demand]) -> bool:
-        """Whether all quotas that are named let it through. One that does not lets nobody through behind it."""
-        for name, demand in cost.items():
-            quota = self.state.quotas.get(name)
-            if quota is not None:
-                left, tokens = self._let_through.get(name, (0, 0))
-                if left < 0 or not quota.fits(tokens + demand.low, left + 1):
-                    self._let_through[name] = (-1, 0)
-                    return False
-        return True
+    def has_quota(self, cost: dict[str, Demand], holders: Callable[[], list[Incarnation]]) -> bool:
+        """Whether all quotas that are named let it through. If one does not, it lets nobody through behind it either, as long as
+        there is anybody who could run it."""
+        lacks = [name for name, demand in cost.items() if name in self.state.quotas and not self._lets_through(name, demand)]
+        if lacks and not self.is_closed(cost) and holders():
+            self._let_through.update(dict.fromkeys(lacks, (-1, 0)))
+        return not lacks
+
+    def is_closed(self, cost: dict[str, Demand]) -> bool:
+        """Whether somebody waits for one of its quotas, and so all others of its queue do."""
+        return any(self._let_through.get(name, (0, 0))[0] < 0 for name in cost)
+
+    def _lets_through(self, name: str, demand: Demand) -> bool:
+        count, tokens = self._let_through.get(name, (0, 0))
+        return count >= 0 and self.state.quotas[name].fits(tokens + demand.low, count + 1)
 
     def _take_quotas(self, cost: dict[str, Demand]) -> None:
         for name, demand in cost.items():

@@ -42,6 +42,8 @@ class GpuRoom:
         self.host = host
         self.used = host.gpus.used
         self.copies = list(host.gpus.copies)
+        self.gone: list[Copy] = []
+        """Copies that made room in this pass."""
         self._state = state
         self._oldest_first = oldest_first
         self._until = [0.0] * host.gpus.all.bit_length()
@@ -56,10 +58,10 @@ class GpuRoom:
     def _occupy(self) -> None:
         now_ns = self._state.now_ns
         for gpu in ids_of(self.used & self.host.gpus.all):
-            self._until[gpu] = NEVER_US  # of somebody lost, until somebody finds it dead
+            self._until[gpu] = NEVER_US  # as of somebody lost, until somebody finds it dead
         for holder in self.host.live:
             for grant in holder.grants.values():
-                if grant.gpus:
+                if grant.gpus and not grant.holds_session:  # nobody knows when a sandbox ends
                     left_ns = grant.finish_ns - now_ns
                     # Overdue: as a heavy tail has it, for half as long again.
                     ends = max((left_ns if left_ns > 0 else (now_ns - grant.started_ns) // 2) / 1_000, 1.0)

@@ -58,6 +58,9 @@ class Services:
         """Those that wait by choice, by all that makes two of them equal."""
         self._held: set[QueueKey | None] = set()
         """Queues of which somebody waits; only asked for membership."""
+        self._stuck: set[tuple[object, ...]] = set()
+        """By the same: those that wait for a chunk, or for what is beside it. An equal can do no better; only asked for
+        membership."""
         self._waits = 0
         self._price: float | None = None
         self._has_free = True
@@ -66,18 +69,24 @@ class Services:
     def try_(self, action: Action) -> bool:
         """Starts a candidate or lets it wait. Returns whether the one behind it in its queue is to be looked at."""
         spec = action.spec
-        cost = {name: demand for name, demand in charge(self.state, action).items() if name != "gpu"}
-        if not self._any_free() or not self.found.has_quota(cost):
+        if len(spec.cost) == 1 and not self._any_free():
             return False
+        equal = (action.queue, action.id.task, spec.kind, tuple(spec.cost.items()), spec.hint, action.avoid)
+        if equal in self._stuck:
+            return True
+        cost = {name: demand for name, demand in charge(self.state, action).items() if name != "gpu"}
         takers = self.found.takers_of(action)
+        able = [each for each in takers if could_run(self.state, each, action, charge(self.state, action))]
+        if not self.found.has_quota(cost, lambda: able):
+            return not self.found.is_closed(cost)
         static = self._rule is GpuRule.STATIC and spec.service
-        places = self._static(action, cost) if static else self._places(action, cost, takers)
+        places = self._static(action, cost) if static else self._places(action, cost, able)
         best = min(places, key=lambda place: place[:3], default=None)
         if best is None:
-            self._hold_back(action, cost, takers)
+            self._hold_back(action, cost, able)
+            self._stuck.add(equal)
             self._waits += 1
-            return self._waits < LOOKED_AT_MAX  # its queue is one service's, and another size may do
-        equal = (action.queue, action.id.task, spec.kind, tuple(spec.cost.items()), spec.hint, action.avoid)
+            return self._waits < LOOKED_AT_MAX  # another size may do
         earlier = self._waiting.setdefault(equal, deque())
         if best.begins > 0:
             self._hold_back(action, cost, [best.holder])
@@ -86,8 +95,9 @@ class Services:
             if any(place.begins == 0 for place in places):
                 self.evicted.append(action)
             self._reserve(action, best)
-            # Behind one that waits for a chunk nothing of its service can do better.
-            return not best.restores and self._waits < LOOKED_AT_MAX
+            if best.restores:
+                self._stuck.add(equal)
+            return self._waits < LOOKED_AT_MAX
         if earlier:  # arrival order decides between equals: who came first starts, and this one waits in its stead
             first = earlier.popleft()
             earlier.append(action)
@@ -100,8 +110,7 @@ class Services:
         """The first of each queue that waits keeps its share of what it needs beside GPUs."""
         if action.queue not in self._held:
             self._held.add(action.queue)
-            able = [each for each in holders if could_run(self.state, each, action, charge(self.state, action))]
-            self.found.hold_back(action, able, cost)
+            self.found.hold_back(action, holders, cost)
 
     # --- where it could run ---
 
@@ -188,7 +197,10 @@ class Services:
         decision.amounts["gpu"] = size
         if self.found.shares is not None:
             self.found.shares.start(room.host, action.id.task, {"gpu": size})
-        decision.evicts = tuple(m.Resident(service=copy.service, gpus=cores_of(copy.gpus)) for copy in place.victims)
+        # Those that made room for another start of this pass are named again: that one may come later, or not at all.
+        room.gone += place.victims
+        gone = [copy for copy in room.gone if copy.gpus & place.gpus]
+        decision.evicts = tuple(m.Resident(service=copy.service, gpus=cores_of(copy.gpus)) for copy in gone)
         decision.predicted_us = max(int(place.ends - place.begins), 1)
         room.start(place.gpus, place.ends)
         if place.restores:

@@ -250,7 +250,7 @@ def varied(workload: Workload, factors: dict[str, float]) -> Workload:
         if name not in known:
             raise ConfigError(f"--vary {name}: the workload has {', '.join(sorted(known))}")
     changed = tuple(_varied(job, factors) for job in jobs)
-    return Pooled(changed) if isinstance(workload, Pooled) else changed[0]  # type: ignore[no-any-return]
+    return Pooled(changed) if isinstance(workload, Pooled) else changed[0]
 
 
 def _varied(job: Any, factors: dict[str, float]) -> Any:

@@ -145,7 +145,6 @@ def check_parts(state: State, host: Host) -> None:
 def check_gpus(world: World) -> None:
     """GPUs are those of one live executor and are given once, in aligned chunks; weights fit, and those of what runs stay."""
     state = world.state
-    gap = bool(state.owed.fillers) or any(worker.held for worker in world.workers.values())
     for key, host in state.hosts.items():
         owned = given = 0
         for holder in host.live:
@@ -170,7 +169,7 @@ def check_gpus(world: World) -> None:
         assert len(names) == len(set(names))
         for copy in host.gpus.copies:
             assert state.incarnations[copy.holder].host == key, f"{copy} is kept by nobody here"
-        if host.gpus.memory_mib and not gap:
+        if host.gpus.memory_mib:
             for gpu in cores_of(host.gpus.all):
                 weights = sum(copy.mib for copy in host.gpus.copies if copy.gpus >> gpu & 1)
                 assert weights <= host.gpus.memory_mib, f"GPU {gpu} of {key.name}: {weights} MiB"
@@ -355,6 +354,7 @@ def check_chunks(state: State, window: Window) -> None:
     runs or was just placed keeps its own."""
     used = {key: host.gpus.used for key, host in state.hosts.items()}
     copies = {key: {(c.service, c.gpus, c.holder): c.mib for c in host.gpus.copies} for key, host in state.hosts.items()}
+    before = {key: set(names) for key, names in copies.items()}
     runs = {(g.service, g.gpus, i.id) for i in state.incarnations.values() for g in i.grants.values() if g.gpus}
     for decision in window.decisions:
         spec, holder = decision.action.spec, decision.holder
@@ -372,12 +372,14 @@ def check_chunks(state: State, window: Window) -> None:
         assert not mask & used[key], f"{decision.gpus} are in use"
         used[key] |= mask
         assert not spec.service or spec.service in holder.services
+        made_room = 0  # what made room for an earlier start may be named again
         for each in decision.evicts:
             copy = (each.service, mask_of(each.gpus), holder.id)
             assert copy not in runs, f"{copy} runs and is evicted"
-            del copies[key][copy]
+            assert copy in before[key]
+            made_room += copies[key].pop(copy, None) is not None
         own = (spec.service, mask, holder.id)
-        assert own not in copies[key] or not decision.evicts, f"{own} is there and others make room"
+        assert own not in copies[key] or not made_room, f"{own} is there and others make room"
         size, memory_mib = len(decision.gpus), state.hosts[key].gpus.memory_mib
         weights = -(-holder.services[spec.service].weights_mib // size) if spec.service else memory_mib
         copies[key].setdefault(own, weights)
@@ -507,4 +509,9 @@ def is_idle(state: State, holder: Incarnation, action: Action) -> bool:
     if state.policy == "static-service" and action.spec.service:
         return False
     others = {gpu for copy in host.gpus.copies if copy.holder != holder.id for gpu in cores_of(copy.gpus)}
-    return any(not mask_of(c) & host.gpus.used and not others & set(c) for c in chunks_for(state, holder, action))
+    found = chunks_for(state, holder, action)
+    if state.policy == "fixed-units":
+        wanted = state.settings.get("fixed_units", 4)
+        size = min((len(chunk) for chunk in found), key=lambda size: (abs(size - wanted), size), default=0)
+        found = [chunk for chunk in found if len(chunk) == size]
+    return any(not mask_of(chunk) & host.gpus.used and not others & set(chunk) for chunk in found)
