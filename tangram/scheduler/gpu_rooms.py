@@ -50,7 +50,7 @@ class GpuRoom:
         """When each GPU will be free of all that runs or waits for it."""
         self._reserved = [NEVER_US] * len(self._until)
         """When somebody who waits begins on it."""
-        self._spots: dict[tuple[str, int, int], Spot | None] = {}
+        self._spots: dict[tuple[str, str, int], Spot | None] = {}
         self._victims_on: dict[tuple[str, int, int], tuple[float, tuple[Copy, ...]] | None] = {}
         self._ranked: list[tuple[float, Copy]] | None = None
         self._occupy()
@@ -79,14 +79,18 @@ class GpuRoom:
             return 0.0
         return max([self._until[gpu] for gpu in ids])
 
-    def spot(self, holder: Incarnation, size: int, mib: int) -> Spot | None:
-        """The chunk that can be had soonest, what it costs others included; None if there is none with so much memory."""
-        key = (holder.id, size, mib)
+    def spot(self, holder: Incarnation, service: str, size: int, mib: int) -> Spot | None:
+        """The chunk without a copy of this service that can be had soonest, what it costs others included; None if there is none
+        with so much memory."""
+        key = (holder.id, service, size)
         if key in self._spots:
             return self._spots[key]
         best: Spot | None = None
         least = (math.inf, 0)
+        mine = [copy.gpus for copy in self.copies if copy.service == service and copy.holder == holder.id]
         for chunk in _chunks(holder.gpus, size):
+            if service and chunk in mine:
+                continue
             found = self.victims(holder, chunk, mib)
             begins = max([self._until[gpu] for gpu in ids_of(chunk)])
             if found is not None and begins < NEVER_US:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from tangram import limits
 from tangram import messages as m
 from tangram.messages import Demand
 from tangram.rules import GPU_CHUNKS
@@ -29,6 +30,9 @@ LOOKED_AT_MAX: Final = 64
 """Candidates of one pass that wait; those behind them are not looked at."""
 PATIENCE_NS: Final = 20_000_000_000
 """Beyond this nobody uses the GPUs that a waiting action needs, however short."""
+CHUNK_FACTOR: Final = 3.0
+"""On the price of a core of a pool that is as busy: whoever takes a chunk keeps others from the copies on it and from the larger
+chunks around it. (Mean ACT of six simulated settings, beside 1: 0.88 in the geometric mean, at worst 1.05; at 0.3: 1.22.)"""
 _NO_SERVICE: Final = m.Service()
 
 
@@ -125,7 +129,7 @@ class Services:
         curve, service = self._curve_of(action), action.spec.service
         price = self._price_now() if self._rule is GpuRule.PRICED else 0.0
         counts = self._rule is GpuRule.PRICED and setting(self.state, "count_restore")
-        uses = max(1, len(self.state.queues[action.queue])) if action.queue is not None else 1
+        waiting = len(self.state.queues[action.queue]) if action.queue is not None else 1
         found: list[Place] = []
         for holder in takers:
             if not holder.gpus or not self.found.has_room(action, holder, cost):
@@ -142,7 +146,7 @@ class Services:
                     )
             offer = holder.services.get(service, _NO_SERVICE)
             for size in sizes:
-                spot = room.spot(holder, size, weights_on_each(holder, service, size, room.host.gpus.memory_mib))
+                spot = room.spot(holder, service, size, weights_on_each(holder, service, size, room.host.gpus.memory_mib))
                 if spot is not None:
                     run_us = curve.at(size)
                     weights_us = restore_us(offer, size)
@@ -150,7 +154,7 @@ class Services:
                     begins = room.begins(spot.gpus, took_us)
                     cost_us = begins + run_us * (1 + price * size)
                     if counts:  # of the GPUs' time to restore, each of those that wait for this service bears its part
-                        cost_us += spot.loss + weights_us * (1 + price * size / uses)
+                        cost_us += spot.loss + weights_us * (1 + price * size / waiting)
                     found.append(Place(cost_us, begins, begins + took_us, holder, spot.gpus, True, spot.victims))
         if self._rule is not GpuRule.PRICED:  # nobody waits by choice
             found = [place for place in found if place.begins == 0] or found
@@ -184,7 +188,7 @@ class Services:
                 utilisation=busy,
                 releases=[],
             )
-            self._price = Prices(view, 0).at(0)
+            self._price = CHUNK_FACTOR * Prices(view, 0).at(0)
         return self._price
 
     # --- what is decided ---
@@ -201,7 +205,8 @@ class Services:
         room.gone += place.victims
         gone = [copy for copy in room.gone if copy.gpus & place.gpus]
         decision.evicts = tuple(m.Resident(service=copy.service, gpus=cores_of(copy.gpus)) for copy in gone)
-        decision.predicted_us = max(int(place.ends - place.begins), 1)
+        most_us = (action.spec.timeout_ms + limits.STARTUP_MS_MAX) * 1_000
+        decision.predicted_us = max(int(min(place.ends - place.begins, most_us)), 1)
         room.start(place.gpus, place.ends)
         if place.restores:
             mib = weights_on_each(place.holder, action.spec.service, size, room.host.gpus.memory_mib)
