@@ -4,7 +4,7 @@ and step 3, exact core ids, in one NUMA node where possible."""
 from typing import Final
 
 from tangram.scheduler.candidates import Candidates, Decision, Room
-from tangram.scheduler.cores import MILLI
+from tangram.scheduler.cores import MILLI, mask_of
 from tangram.scheduler.elasticity import Curve, size_to_try
 from tangram.scheduler.load import utilisation
 from tangram.scheduler.parts import mean_cores
@@ -95,19 +95,20 @@ class Units:
         """The host as the rule sees it; of a task's part of it, if there is a task."""
         state, host = self.state, room.host
         here, unbound = self._queued(host.key, task), self._queued(None, task)
-        in_session = others = 0
+        in_session = others = reserved = 0
         releases: list[tuple[float, int]] = []
         elsewhere: list[tuple[float, int]] = []
         for holder in host.live:
             for grant in holder.grants.values():
                 if grant.holds_session:
+                    reserved |= mask_of(grant.cores)  # since a static policy led; nobody can count on them
                     continue
                 is_own = not task or grant.key.action.task == task
                 in_session += is_own and grant.session is not None
                 others += is_own and grant.session is None
                 if grant.amounts.get("cpu", 0) >= MILLI:
                     (releases if is_own else elsewhere).append((grant.left_us(state.now_ns), len(grant.cores)))
-        cores, free = (room.pool.all & mask).bit_count(), room.pool.free(mask).bit_count()
+        cores, free = (room.pool.all & mask & ~reserved).bit_count(), room.pool.free(mask).bit_count()
         sessions, busy = host.sessions, 0.0
         if self.found.shares is None:
             busy = utilisation(host, state.now_ns)

@@ -145,6 +145,18 @@ def test_nobody_passes_one_whose_cores_nothing_that_runs_gives_back() -> None:
     assert started(world) == []
 
 
+def test_a_fixed_size_is_not_waited_for_on_cores_that_a_sandbox_reserves() -> None:
+    world = World()
+    world.lead("static-trajectory", static_units=1)
+    worker = world.join(nodes=cores(4))
+    session = world.submit(kind="session.open")
+    world.decide()
+    worker.finish(session)
+    world.lead("fixed-units", fixed_units=4)
+    world.submit(cpu=m.Demand(low=WHOLE, high=4 * WHOLE), client="other")
+    assert [len(start.cores) for start in world.decide()] == [3]
+
+
 @given(
     st.integers(1, 64),
     st.integers(0, 64),
