@@ -69,7 +69,8 @@ class ExecutorJoined(Event, frozen=True, kw_only=True):
     cores: ids by NUMA node. capacity: other resources of the host ("memory" in MiB). dead: incarnations on this host
     whose process is proven dead and whose process groups are empty. One host is one (host, machine_id); another boot_id
     there means that everything before it is dead.
-    gpus: ids of which aligned groups of 2, 4 and 8 (id // 2, ...) are the best linked; gpu_memory_mib: of each, for weights.
+    gpus: ids of which aligned groups of 2, 4 and 8 (id // 2, ...) are the best linked; capacity then has
+    "gpu_memory", of each in MiB, for weights.
     services: what it can serve, on any of its GPUs.
     """
 
@@ -86,7 +87,6 @@ class ExecutorJoined(Event, frozen=True, kw_only=True):
     version: str = ""
     features: list[str] = []
     gpus: Annotated[list[GpuId], Meta(max_length=limits.GPU_ID_MAX + 1)] = []
-    gpu_memory_mib: Count = 0
     services: Annotated[dict[Name, Service], Meta(max_length=limits.SERVICES_MAX)] = {}
 
 
@@ -220,7 +220,7 @@ class Start(Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     payload: bytes = b""
     payload_blob: str = ""
     gpus: tuple[GpuId, ...] = ()
-    service: str = ""
+    service: Name = ""
     evicts: tuple[Resident, ...] = ()
 
 

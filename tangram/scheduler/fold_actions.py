@@ -237,8 +237,9 @@ def release(state: State, grant: Grant) -> None:
         elif name == "gpu":
             observe_gpus(host, state.now_ns)
             host.gpus.give(grant.gpus)
-            if not grant.service:  # its own program's memory, which ends with it
-                host.gpus.drop("", grant.gpus, holder.id)
+            # A program's own memory ends with it; so do weights on GPUs that its executor has no more.
+            if not grant.service or grant.gpus & ~holder.gpus_announced:
+                host.gpus.drop(grant.service, grant.gpus, holder.id)
         elif name in grant.quotas:
             state.quotas[name].give()
         else:

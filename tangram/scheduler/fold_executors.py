@@ -8,6 +8,7 @@ from tangram.outcomes import Outcome
 from tangram.scheduler.cores import CorePool, mask_of
 from tangram.scheduler.fold_actions import end_session, owe, release
 from tangram.scheduler.fold_grants import again, returned, session_ended, units_back
+from tangram.scheduler.gpus import UNKNOWN, Copy
 from tangram.scheduler.load import observe_gpus
 from tangram.scheduler.state import ActionId, Host, HostKey, Incarnation, Phase, State
 
@@ -43,7 +44,6 @@ def joined(state: State, executor: str, message: m.ExecutorJoined) -> None:
         joined_seq=state.seq,
         k=message.k,
         gpus_announced=mask_of(message.gpus),
-        gpu_memory_mib=message.gpu_memory_mib,
         services=dict(message.services),
     )
     state.incarnations[holder.id] = holder
@@ -66,7 +66,7 @@ def _measure(host: Host, now_ns: int) -> None:
     for holder in host.live:
         holder.gpus |= holder.gpus_announced & ~gpus
         gpus |= holder.gpus
-        gpu_memory_mib = max(gpu_memory_mib, holder.gpu_memory_mib)
+        gpu_memory_mib = max(gpu_memory_mib, holder.capacity.get("gpu_memory", 0))
         holder.cores_mask = 0
         for index, mask in enumerate(holder.nodes):
             holder.cores_mask |= mask
@@ -75,7 +75,8 @@ def _measure(host: Host, now_ns: int) -> None:
             nodes[index] |= mask & ~known  # no core lies in two nodes
             known |= mask
         for name, amount in holder.capacity.items():
-            capacity[name] = max(capacity.get(name, 0), amount)
+            if name != "gpu_memory":
+                capacity[name] = max(capacity.get(name, 0), amount)
     host.pool.announce(tuple(nodes))
     host.capacity = capacity
     observe_gpus(host, now_ns)
@@ -101,6 +102,10 @@ def lose(state: State, holder: Incarnation, reason: str) -> None:
     state.story.append(f"lost {holder.executor} {holder.id}")
     host = state.hosts[holder.host]
     host.live.remove(holder)
+    touched = holder.gpus & holder.gpus_touched
+    if touched:
+        kept = [each for each in host.gpus.copies if each.holder != holder.id]
+        host.gpus.copies = [*kept, Copy(UNKNOWN, touched, host.gpus.memory_mib, holder.id, state.now_ns)]
     _measure(host, state.now_ns)
     _remember(state, holder.id)
     if state.executors.get(holder.executor) == holder.id:
@@ -159,8 +164,11 @@ def changed(state: State, holder: Incarnation, message: m.ExecutorChanged) -> No
         holder.capacity = dict(message.capacity)
     if message.gpus is not None:
         holder.gpus_announced = mask_of(message.gpus)
+        busy = {(grant.service, grant.gpus) for grant in holder.grants.values()}
         pool = state.hosts[holder.host].gpus
-        pool.copies = [each for each in pool.copies if each.holder != holder.id or not each.gpus & ~holder.gpus_announced]
+        for copy in [each for each in pool.copies if each.holder == holder.id and each.gpus & ~holder.gpus_announced]:
+            if (copy.service, copy.gpus) not in busy:
+                pool.drop(copy.service, copy.gpus, holder.id)
     if message.services is not None:
         holder.services = dict(message.services)
     if holder.live:

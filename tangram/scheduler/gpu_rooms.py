@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from tangram import messages as m
 from tangram.scheduler.cores import cores_of
-from tangram.scheduler.gpus import Copy, chunks
+from tangram.scheduler.gpus import Copy, around, chunks
 from tangram.scheduler.load import rate
 from tangram.scheduler.state import Host, Incarnation, State
 
@@ -50,7 +50,7 @@ class GpuRoom:
         """When each GPU will be free of all that runs or waits for it."""
         self._reserved = [NEVER_US] * len(self._until)
         """When somebody who waits begins on it."""
-        self._spots: dict[tuple[str, str, int], Spot | None] = {}
+        self._spots: dict[tuple[str, str, int, float], Spot | None] = {}
         self._victims_on: dict[tuple[str, int, int], tuple[float, tuple[Copy, ...]] | None] = {}
         self._ranked: list[tuple[float, Copy]] | None = None
         self._occupy()
@@ -79,24 +79,24 @@ class GpuRoom:
             return 0.0
         return max([self._until[gpu] for gpu in ids])
 
-    def spot(self, holder: Incarnation, service: str, size: int, mib: int) -> Spot | None:
-        """The chunk without a copy of this service that can be had soonest, what it costs others included; None if there is none
-        with so much memory."""
-        key = (holder.id, service, size)
+    def spot(self, holder: Incarnation, service: str, size: int, mib: int, took_us: float) -> Spot | None:
+        """The chunk without a copy of this service that somebody who needs so long can have soonest, what it costs others
+        included, and that breaks the smallest free chunk; None if there is none with so much memory."""
+        key = (holder.id, service, size, took_us)
         if key in self._spots:
             return self._spots[key]
         best: Spot | None = None
-        least = (math.inf, 0)
+        least = (math.inf, 0, 0)
         mine = [copy.gpus for copy in self.copies if copy.service == service and copy.holder == holder.id]
         for chunk in _chunks(holder.gpus, size):
             if service and chunk in mine:
                 continue
             found = self.victims(holder, chunk, mib)
-            begins = max([self._until[gpu] for gpu in ids_of(chunk)])
+            begins = self.begins(chunk, took_us)
             if found is not None and begins < NEVER_US:
-                cost = (begins + found[0], 0)
+                cost = (begins + found[0], 0, around(self.free, chunk))
                 if self._oldest_first:
-                    cost = (begins, max((victim.used_ns for victim in found[1]), default=-1))
+                    cost = (begins, max((victim.used_ns for victim in found[1]), default=-1), around(self.free, chunk))
                 if cost < least:
                     best, least = Spot(chunk, *found), cost
         self._spots[key] = best

@@ -7,6 +7,7 @@ on the same GPUs, as far as their memory goes, and one at a time is used.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from tangram.rules import GPU_CHUNKS
 
@@ -24,6 +25,22 @@ def free_in_chunks(mask: int) -> dict[int, int]:
     """For each chunk size, how many GPUs of a mask lie in chunks that large: chunks can be placed exactly if for each size the
     GPUs that are asked for in chunks of at least that size are no more than this."""
     return {size: size * sum(1 for _ in chunks(mask, size)) for size in GPU_CHUNKS}
+
+
+def around(mask: int, chunk: int) -> int:
+    """How many GPUs the largest aligned chunk of a mask has in which a chunk lies: what taking it would break. 0: it is not in
+    the mask."""
+    first = (chunk & -chunk).bit_length() - 1
+    found = 0
+    for size in GPU_CHUNKS:
+        whole = ((1 << size) - 1) << first - first % size
+        if chunk & ~whole == 0 and whole & mask == whole:
+            found = size
+    return found
+
+
+UNKNOWN: Final = "?"
+"""Instead of a service: what a lost process keeps on its GPUs. What it was told to drop it may not have read."""
 
 
 @dataclass(slots=True, eq=False)

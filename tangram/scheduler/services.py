@@ -146,11 +146,11 @@ class Services:
                     )
             offer = holder.services.get(service, _NO_SERVICE)
             for size in sizes:
-                spot = room.spot(holder, service, size, weights_on_each(holder, service, size, room.host.gpus.memory_mib))
+                run_us, weights_us = curve.at(size), restore_us(offer, size)
+                took_us = weights_us + run_us
+                mib = weights_on_each(holder, service, size, room.host.gpus.memory_mib)
+                spot = room.spot(holder, service, size, mib, took_us)
                 if spot is not None:
-                    run_us = curve.at(size)
-                    weights_us = restore_us(offer, size)
-                    took_us = weights_us + run_us
                     begins = room.begins(spot.gpus, took_us)
                     cost_us = begins + run_us * (1 + price * size)
                     if counts:  # of the GPUs' time to restore, each of those that wait for this service bears its part

@@ -171,7 +171,8 @@ class Incarnation:
     gpus: int = 0
     """Those of the announced ones that no other live executor of its host had before it."""
     gpus_announced: int = 0
-    gpu_memory_mib: int = 0
+    gpus_touched: int = 0
+    """Those on which it was ever told to put anything."""
     services: dict[str, m.Service] = field(default_factory=dict)
 
 

@@ -56,9 +56,8 @@ class VirtualExecutor:
             machine_id=host,
             boot_id="1",
             cores=nodes if key == "cpu" else [],
-            capacity={"memory": machine.memory_mib},
+            capacity={"memory": machine.memory_mib} | ({"gpu_memory": machine.gpu_memory_mib} if key == "gpu" else {}),
             gpus=list(range(machine.gpus)) if key == "gpu" else [],
-            gpu_memory_mib=machine.gpu_memory_mib if key == "gpu" else 0,
             services=services if key == "gpu" else {},
         )
         log.put(subjects.executors(self.name), joined)

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from tangram import messages as m
 from tangram.scheduler.policies import POLICIES
 from tests.core import invariants
 from tests.core.chaos import Chaos
@@ -62,7 +63,7 @@ for _name, _weight in Chaos.EVENTS:
 
 TestAnyOrder = Core.TestCase
 TestAnyOrder.settings = settings(
-    max_examples=150,
+    max_examples=110,
     stateful_step_count=40,
     derandomize=True,
     deadline=None,
@@ -85,10 +86,12 @@ def test_seeded_chaos_ends_well(first: int) -> None:
 def test_chaos_gets_everywhere() -> None:
     """The events above are worth something only if they bring actions to every end by every way."""
     seen: set[str] = set()
+    starts: list[m.Start] = []
     for seed in range(20):
         chaos = Chaos(Random(seed))
         chaos.run(250, check_every=250)
         chaos.heal()
+        starts += chaos.world.starts.values()
         for line in chaos.world.stories:
             seen.update(line.split(" "))
     for word in (
@@ -97,3 +100,7 @@ def test_chaos_gets_everywhere() -> None:
         "conflict", "told", "instance", "bound", "follows", "free", "disconnect",
     ):  # fmt: skip
         assert word in seen, f"never seen: {word}"
+    assert {len(start.gpus) for start in starts} == {0, 1, 2, 4, 8}
+    assert {start.service for start in starts} >= {"", "s", "t", "u"}
+    assert sum(1 for start in starts if start.evicts) > 10
+    assert {"q", "r", "memory", "cpu"} <= {name for start in starts if start.gpus for name in start.amounts}

@@ -128,6 +128,8 @@ class Worker:
         services: dict[str, m.Service] | None = None,
     ) -> None:
         self.world.announced(self.host, nodes or [], capacity or {})
+        if capacity is not None and self.gpus:
+            capacity = capacity | {"gpu_memory": self.world.gpu_memory_mib[self.host]}
         if gpus is not None:
             self.gpus = gpus
             self._forget_copies()
@@ -536,7 +538,7 @@ class World:
             where,
             self.boots[host],
             cores(4) if nodes is None else nodes,
-            capacity or {"memory": 1_024},
+            (capacity or {"memory": 1_024}) | ({"gpu_memory": gpu_memory_mib} if gpus else {}),
             tuple(gpus),
             services or {},
         )
@@ -556,7 +558,6 @@ class World:
                 capacity=worker.capacity,
                 dead=[] if reboot else [w.incarnation for w in found],
                 gpus=list(worker.gpus),
-                gpu_memory_mib=gpu_memory_mib if worker.gpus else 0,
                 services=worker.services,
             )
         )

@@ -136,7 +136,7 @@ VALUES: Final[dict[str, msgspec.Struct]] = {
         features=["f"],
     ),
     "ExecutorJoined.gpus": m.ExecutorJoined(
-        incarnation="e-1", key="gpu", host="h", machine_id="m", boot_id="b", gpus=[0, 1], gpu_memory_mib=4,
+        incarnation="e-1", key="gpu", host="h", machine_id="m", boot_id="b", gpus=[0, 1], capacity={"gpu_memory": 4},
         services={"s": SERVICE},
     ),
     "Service.least": m.Service(),
