@@ -101,6 +101,12 @@ MODELS_MAX: Final = 10_000
 """Elasticity models, about 2 KB each; kinds are named by users, who might name them all differently."""
 CANDIDATES_MAX: Final = 2_048
 """Actions one pass considers: the paper's largest batch."""
+SHARE_MAX: Final = 1_000_000
+"""Of a task's weight: finer than any cluster has cores."""
+SHARES_MAX: Final = 1_000
+"""Tasks with a weight of their own; all of them stand in the leader's record."""
+BACKFILL_MAX: Final = 64
+"""Actions looked at that might start before a wide one that waits; more are worth nothing, and a pass has to end."""
 RESOURCES_PER_ACTION_MAX: Final = 8
 LEGAL_AMOUNTS_MAX: Final = 32
 AMOUNT_MAX: Final = 1 << 40

@@ -108,7 +108,7 @@ async def _first_line(descriptor: int) -> bytes:
 class LocalStack:
     """Broker, streams, scheduler and executors in `folder`; an async context manager.
 
-    policy, settings: of the scheduler. executors: how many on this machine. nats: use this broker instead of an embedded
+    policy, settings, shares: of the scheduler. executors: how many on this machine. nats: use this broker instead of an embedded
     one. cores: how many of this machine's cores to offer; 0 for all. max_bytes: of streams, where not as declared.
     """
 
@@ -118,6 +118,7 @@ class LocalStack:
         *,
         policy: str = "tangram",
         settings: Mapping[str, int] | None = None,
+        shares: Mapping[str, int] | None = None,
         executors: int = 1,
         sync: Literal["always", "default"] = "always",
         port: int = 0,
@@ -130,6 +131,7 @@ class LocalStack:
     ) -> None:
         self.folder = folder
         self.policy, self.settings, self.executor_count = policy, dict(settings or {}), executors
+        self.shares = dict(shares or {})
         self.url = nats or ""
         self.server: EmbeddedServer | None = None
         self.scheduler: RoleProcess | None = None
@@ -172,6 +174,8 @@ class LocalStack:
         arguments += self._scheduler_arguments
         for name, value in self.settings.items():
             arguments += ["--set", f"{name}={value}"]
+        for task, weight in self.shares.items():
+            arguments += ["--share", f"{task}={weight}"]
         self.scheduler = await self._role("scheduler", arguments)
         return self.scheduler
 

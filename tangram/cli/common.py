@@ -3,7 +3,8 @@
 import argparse
 from pathlib import Path
 
-from tangram.errors import ConfigError
+from tangram import limits
+from tangram.errors import ConfigError, InvalidRequest
 
 
 def add_nats(command: argparse.ArgumentParser) -> None:
@@ -51,6 +52,32 @@ def settings(pairs: list[str]) -> dict[str, int]:
         _, low, high = SETTINGS[name]
         if not low <= found[name] <= high:
             raise ConfigError(f"--set {pair}: must be {low} to {high}")
+    return found
+
+
+def add_share(command: argparse.ArgumentParser) -> None:
+    help_ = "the task's weight for the policies fair and split-by-task (1 if it has none); repeatable"
+    command.add_argument("--share", action="append", default=[], metavar="TASK=WEIGHT", help=help_)
+
+
+def shares(pairs: list[str]) -> dict[str, int]:
+    """TASK=WEIGHT pairs; raises ConfigError for what is no name, a bad weight, or a task that stands there twice."""
+    from tangram.subjects import token
+
+    found: dict[str, int] = {}
+    for pair in pairs:
+        task, _, value = pair.partition("=")
+        try:
+            token(task, "task")
+        except InvalidRequest as error:
+            raise ConfigError(f"--share {pair}: {error}") from None
+        if task in found:
+            raise ConfigError(f"--share {pair}: {task} has a weight already")
+        if not (value.isascii() and value.isdigit() and 1 <= int(value[:20]) <= limits.SHARE_MAX):
+            raise ConfigError(f"--share {pair}: the weight must be a whole number, 1 to {limits.SHARE_MAX}")
+        found[task] = int(value)
+    if len(found) > limits.SHARES_MAX:
+        raise ConfigError(f"--share: at most {limits.SHARES_MAX} tasks can have a weight of their own")
     return found
 
 

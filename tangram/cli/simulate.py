@@ -60,6 +60,7 @@ def _add_source(command: argparse.ArgumentParser) -> None:
     command.add_argument("--policy", default="tangram", choices=list(POLICIES))
     command.add_argument("--units", type=common.positive, metavar="K", help="of a policy with a fixed size")
     command.add_argument("--set", action="append", default=[], metavar="NAME=INTEGER", help=f"one of {', '.join(SETTINGS)}")
+    common.add_share(command)
     command.add_argument("--assume", type=Path, metavar="FILE", help="TOML or JSON: how each kind of a trace scales")
     command.add_argument("--exclude-kind", action="append", default=[], metavar="K", help="leave out this kind of a trace")
     command.add_argument("--one-shot", action="store_true", help="no sandboxes, so no action is bound to a host")
@@ -126,6 +127,7 @@ def _setup(given: argparse.Namespace, workload: "Workload | None") -> "Setup":
         given.one_shot,
         services=workload.services if workload is not None else {},
         quotas=workload.quotas if workload is not None else {},
+        shares=common.shares(given.share),
     )
 
 

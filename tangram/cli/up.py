@@ -24,6 +24,7 @@ def add_to(commands: "Commands") -> None:
     command.add_argument("--port", type=common.port, default=0, help="of the embedded broker (default: as last time, or any)")
     command.add_argument("--policy", default="tangram", choices=list(POLICIES))
     command.add_argument("--set", action="append", default=[], metavar="NAME=INTEGER")
+    common.add_share(command)
     common.add_seed_models(command)
     common.add_sandbox(command)
     command.add_argument("--executors", type=common.positive, default=1, metavar="N")
@@ -52,6 +53,7 @@ async def _run(given: argparse.Namespace) -> int:
         folder,
         policy=given.policy,
         settings=common.settings(given.set),
+        shares=common.shares(given.share),
         executors=given.executors,
         port=given.port,
         nats=given.nats,

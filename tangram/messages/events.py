@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from tangram import limits
-from tangram.messages.fields import Amount, CoreId, Count, GpuId, Ids, Items, Kind, Name, Nonce, Number, Setting, Text
+from tangram.messages.fields import Amount, CoreId, Count, GpuId, Ids, Items, Kind, Name, Nonce, Number, Setting, Shares, Text
 from tangram.outcomes import Outcome
 
 
@@ -329,6 +329,7 @@ class LeaderStarted(Event, frozen=True, kw_only=True):
     python_version: str = ""
     checkpoint_seq: Count = 0
     quotas: Annotated[dict[Name, Quota], Meta(max_length=limits.QUOTAS_MAX)] = {}
+    shares: Shares = {}
 
 
 class Ticked(Event, frozen=True, kw_only=True):
@@ -345,12 +346,13 @@ class ExecutorLost(Event, frozen=True, kw_only=True):
 
 
 class Settings(Event, frozen=True, kw_only=True):
-    """Live changes: settings by name; admission closed or open; quotas, all of them or None."""
+    """Live changes: settings and shares by name; admission closed or open; quotas, all of them or None."""
 
     epoch: Count
     settings: dict[str, Setting] = {}
     admission_closed: bool | None = None
     quotas: Annotated[dict[Name, Quota], Meta(max_length=limits.QUOTAS_MAX)] | None = None
+    shares: Shares = {}
 
 
 class SizeSeen(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -14,6 +14,8 @@ Number = Annotated[int, Meta(ge=1, le=limits.NUMBER_MAX)]
 Amount = Annotated[int, Meta(ge=0, le=limits.AMOUNT_MAX)]
 CoreId = Annotated[int, Meta(ge=0, le=limits.CORE_ID_MAX)]
 GpuId = Annotated[int, Meta(ge=0, le=limits.GPU_ID_MAX)]
+Shares = Annotated[dict[Name, Annotated[int, Meta(ge=1, le=limits.SHARE_MAX)]], Meta(max_length=limits.SHARES_MAX)]
+"""Weights by task. One that is not named has 1."""
 Setting = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
 Ids = Annotated[list[Count], Meta(max_length=limits.ENVELOPE_ITEMS_MAX)]
 Items = Annotated[list[bytes], Meta(max_length=limits.ENVELOPE_ITEMS_MAX)]

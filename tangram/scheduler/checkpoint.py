@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple, get_type_hints
 import msgspec
 
 from tangram.errors import TangramError
+from tangram.scheduler import parts
 from tangram.scheduler import state as s
 from tangram.scheduler.cores import CorePool
 from tangram.scheduler.ready import ReadyQueue
@@ -67,6 +68,7 @@ _State: Any = _saved(
     hosts=list[_Host],
     queues=list[_Queue],
     timers=list[_Bucket],
+    tasks=None,
     story=None,
 )
 
@@ -94,7 +96,7 @@ def dump(state: s.State) -> bytes:
             if grant.session is not None:
                 sessions.setdefault(grant.session.id, grant.session)
     saved = _State(
-        **_plain(state, "actions", "sessions", "incarnations", "hosts", "queues", "timers", "story"),
+        **_plain(state, "actions", "sessions", "incarnations", "hosts", "queues", "timers", "tasks", "story"),
         actions=[
             _Action(**_plain(action, "session", "opens"), session=_id(action.session), opens=_id(action.opens))
             for action in state.actions.values()
@@ -179,7 +181,7 @@ def _load(saved: Any) -> s.State:
         made = queues[queue.key] = ReadyQueue()
         for n in queue.actions:
             made.add(actions[n].order, actions[n])
-    return s.State(
+    state = s.State(
         **_fields(saved.state, "actions", "sessions", "incarnations", "hosts", "queues", "timers"),
         actions=actions,
         sessions={n: sessions[n] for n in saved.state.sessions},
@@ -188,6 +190,11 @@ def _load(saved: Any) -> s.State:
         queues=queues,
         timers=Timers.restored([(each.bucket, [_timer(*key) for key in each.keys]) for each in saved.state.timers]),
     )
+    for task, _ in state.clients:
+        state.tasks[task] = state.tasks.get(task, 0) + 1
+    if not any(host.parts for host in state.hosts.values()):
+        parts.recount(state)
+    return state
 
 
 def _fields(saved: Any, *leave_out: str) -> dict[str, Any]:

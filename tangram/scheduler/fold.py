@@ -104,6 +104,7 @@ def _apply(state: State, address: Address, message: m.LogMessage) -> None:
         case m.Settings():
             if message.epoch == state.epoch:
                 state.settings.update(message.settings)
+                state.shares.update(message.shares)
                 if message.quotas is not None:
                     _quotas(state, message.quotas)
                 if message.admission_closed is not None:
@@ -118,6 +119,7 @@ def _leader(state: State, message: m.LeaderStarted) -> None:
         raise NewerVersion(f"sequence {state.seq}: policy {message.policy!r} is not known")
     state.epoch = state.seq
     state.settings = dict(message.settings)
+    state.shares = dict(message.shares)
     _quotas(state, message.quotas)
     state.story.append(f"leader {message.leader} {message.policy}")
     if message.policy != state.policy:

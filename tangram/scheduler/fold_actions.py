@@ -5,8 +5,9 @@ from typing import Final
 from tangram import limits
 from tangram import messages as m
 from tangram.outcomes import Outcome
+from tangram.scheduler import parts
 from tangram.scheduler.load import observe, observe_gpus
-from tangram.scheduler.policies import charge
+from tangram.scheduler.policies import POLICIES, charge
 from tangram.scheduler.ready import ReadyQueue
 from tangram.scheduler.state import Action, Grant, GrantKey, Phase, QueueKey, Session, SessionPhase, State
 
@@ -49,7 +50,8 @@ def enqueue(state: State, action: Action) -> None:
     host = action.session.host if action.session is not None else None
     # A quota may be named with no tokens, and somebody who waits for it must not stand before those who do not name it.
     resources = tuple(sorted(name for name, demand in charge(state, action).items() if demand.low or name != "cpu"))
-    key = QueueKey(action.key, host, resources, action.spec.service)
+    task = action.id.task if POLICIES[state.policy].by_task else ""
+    key = QueueKey(action.key, host, resources, action.spec.service, task)
     queue = state.queues.get(key)
     if queue is None:
         queue = state.queues[key] = ReadyQueue()
@@ -193,7 +195,9 @@ def end_session(state: State, session: Session) -> None:
     state.story.append(f"session ended {session.id}")
     holder = state.incarnations.get(session.incarnation)
     if holder is not None and holder.sessions.pop(session.id, None) is not None:
-        state.hosts[holder.host].sessions -= 1
+        host = state.hosts[holder.host]
+        host.sessions -= 1
+        parts.closed(host, session.id.task, state.now_ns)
         state.owed.ends.pop((holder.id, session.id), None)
         grant = holder.grants.get(session.grant) if session.grant is not None else None
         if grant is not None and holder.live:
@@ -225,6 +229,7 @@ def release(state: State, grant: Grant) -> None:
     holder = state.incarnations[grant.incarnation]
     del holder.grants[grant.key]
     host = state.hosts[grant.host]
+    parts.gave(host, grant.key.action.task, grant.amounts, state.now_ns)
     for name, amount in grant.amounts.items():
         if name == "cpu":
             observe(host, state.now_ns)

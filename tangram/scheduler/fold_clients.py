@@ -16,6 +16,7 @@ def client_of(state: State, task: str, message: m.ActionsSubmitted | m.CancelsRe
         if message.born < state.client_horizon_seq:
             return None
         client = state.clients[key] = Client(born=message.born)
+        state.tasks[task] = state.tasks.get(task, 0) + 1
     if message.instance > client.instance:
         client.instance, client.others_below = message.instance, next_n(client)
         state.story.append(f"instance {task}/{message.client} {message.instance}")
@@ -40,6 +41,9 @@ def is_replaced(client: Client, message: m.ActionsSubmitted | m.CancelsRequested
 def forget(state: State, key: tuple[str, str]) -> None:
     """A client without open actions has said nothing for long."""
     forgotten = state.clients.pop(key)
+    state.tasks[key[0]] -= 1
+    if not state.tasks[key[0]]:
+        del state.tasks[key[0]]
     state.client_horizon_seq = max(state.client_horizon_seq, forgotten.born + 1)
     for own in forgotten.keys:
         state.timers.cancel(("key", (*key, own)))

@@ -5,7 +5,7 @@ from typing import Final
 from tangram import limits
 from tangram import messages as m
 from tangram.outcomes import Outcome
-from tangram.scheduler import fold_keys
+from tangram.scheduler import fold_keys, parts
 from tangram.scheduler.cores import MILLI, mask_of
 from tangram.scheduler.elasticity import Model, declared, learn
 from tangram.scheduler.fold_actions import (
@@ -59,6 +59,7 @@ def started(state: State, holder: Incarnation, number: int, start: m.Start) -> N
     )
     holder.grants[key] = grant
     host = state.hosts[holder.host]
+    parts.took(host, start.task, start.amounts, state.now_ns)
     for name, amount in start.amounts.items():
         if name == "cpu":
             observe(host, state.now_ns)
@@ -184,7 +185,9 @@ def _opened(state: State, session: Session, grant: Grant, holder: Incarnation) -
     session.incarnation, session.host, session.grant = holder.id, holder.host, grant.key
     session.cores = grant.cores
     holder.sessions[session.id] = session
-    state.hosts[holder.host].sessions += 1
+    host = state.hosts[holder.host]
+    host.sessions += 1
+    parts.opened(host, session.id.task, state.now_ns)
     state.story.append(f"session opened {session.id} {holder.id}")
     advance(state, session)
 

@@ -7,9 +7,11 @@ from tangram import messages as m
 from tangram.outcomes import Outcome, RejectReason
 from tangram.rules import broken_rule
 from tangram.scheduler import fold_keys
+from tangram.scheduler.cores import MILLI
 from tangram.scheduler.fold_actions import advance, ask_to_end, cancel, enqueue, move, owe
 from tangram.scheduler.fold_clients import client_of, has_seen, is_replaced, see
-from tangram.scheduler.policies import charge, could_fit, could_run, setting, size_of
+from tangram.scheduler.policies import charge, could_fit, could_run, fits_part, setting, size_of
+from tangram.scheduler.shares import fixed_part
 from tangram.scheduler.state import Action, ActionId, Client, Phase, Session, SessionPhase, State
 
 
@@ -176,8 +178,9 @@ def _over_limit(state: State, action: Action) -> str:
 
 
 def never_fits(state: State, action: Action) -> str:
-    """Why no live executor could ever run this action's minimum, or "". Without any there is nothing to compare."""
-    cost = charge(state, action)
+    """Why no live executor could ever run this action's minimum, or "". Without any there is nothing to compare. A task's part
+    counts if it is by named weights; else it grows when other tasks go."""
+    cost, task = charge(state, action), action.id.task
     places = [holder for host in state.hosts.values() for holder in host.live if holder.key == action.key]
     if not places:
         return ""
@@ -186,8 +189,12 @@ def never_fits(state: State, action: Action) -> str:
         places = [holder for holder in places if service in holder.services]
         if not places:
             return f"no executor serves {service}"
-    if not cost or any(could_run(state, holder, action, cost) for holder in places):
+    able = [state.hosts[holder.host] for holder in places if could_run(state, holder, action, cost)]
+    if not cost or any(not state.shares or fits_part(state, host, task, cost) for host in able):
         return ""
+    if able:
+        most = max(fixed_part(state, host.pool.all.bit_count(), task) for host in able)
+        return f"at most cpu {most * MILLI} of one host are the part of task {task}"
     if service and any(could_fit(state, holder, cost) for holder in places):
         return f"no executor has the memory for {service} on so many GPUs"
     largest = {name: max(size_of(state, holder, name) for holder in places) for name in cost}

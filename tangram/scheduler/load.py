@@ -11,22 +11,22 @@ TAU_NS: Final = 60_000_000_000
 
 def observe(host: Host, now_ns: int) -> None:
     """Takes in how busy its cores were since the last call; to be called before its pool changes."""
-    _take_in(host.load, _busy_cores(host), now_ns)
+    take_in(host.load, _busy_cores(host), now_ns)
 
 
 def observe_gpus(host: Host, now_ns: int) -> None:
     """The same for its GPUs."""
-    _take_in(host.gpu_load, _busy_gpus(host), now_ns)
+    take_in(host.gpu_load, _busy_gpus(host), now_ns)
 
 
 def utilisation(host: Host, now_ns: int) -> float:
     """0..1, of its cores. Normalised by the weight, so that a new host counts what it did since, and not idle time before."""
-    return _share(host.load, _busy_cores(host), now_ns)
+    return share(host.load, _busy_cores(host), now_ns)
 
 
 def gpu_utilisation(host: Host, now_ns: int) -> float:
     """0..1, of its GPUs."""
-    return _share(host.gpu_load, _busy_gpus(host), now_ns)
+    return share(host.gpu_load, _busy_gpus(host), now_ns)
 
 
 def wanted(use: Use, now_ns: int) -> None:
@@ -51,12 +51,12 @@ def _busy_gpus(host: Host) -> float:
     return min(1.0, host.gpus.used.bit_count() / gpus) if gpus else 0.0
 
 
-def _take_in(load: Load, busy: float, now_ns: int) -> None:
+def take_in(load: Load, busy: float, now_ns: int) -> None:
     load.used, load.weight = _until(load, busy, now_ns)
     load.at_ns = now_ns
 
 
-def _share(load: Load, busy: float, now_ns: int) -> float:
+def share(load: Load, busy: float, now_ns: int) -> float:
     used, weight = _until(load, busy, now_ns)
     return used / weight if weight > 0 else 0.0
 

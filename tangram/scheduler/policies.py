@@ -10,8 +10,10 @@ from tangram.messages import Demand, Hint
 from tangram.rules import GPU_CHUNKS
 from tangram.scheduler import sizing
 from tangram.scheduler.cores import MILLI
+from tangram.scheduler.elasticity import Curve, declared, learnt
 from tangram.scheduler.gpus import chunks
-from tangram.scheduler.state import Action, Incarnation, State
+from tangram.scheduler.shares import fixed_part
+from tangram.scheduler.state import Action, Host, Incarnation, State
 
 
 class GpuRule(Enum):
@@ -34,19 +36,26 @@ class GpuRule(Enum):
 class Policy:
     """rule: how the candidates of a host share its cores; None: each has its minimum. reserves: a session holds `static_units`
     cores from open to close, and its actions run on them, as pods do. learns: sizes of which little is known are tried when
-    cores idle. gpus: how actions of services are placed."""
+    cores idle. backfills: while a wide action has not waited for long, later ones may start that do not delay it (`reservation`).
+    by_task: tasks share by weight (`shares`). splits: each task keeps to its part of each host. gpus: how actions of services are
+    placed."""
 
     name: str
     rule: sizing.Rule | None = None
     reserves: bool = False
     learns: bool = False
+    backfills: bool = False
+    by_task: bool = False
+    splits: bool = False
     gpus: GpuRule = GpuRule.MINIMUM
 
 
 POLICIES: Final = {
     policy.name: policy
     for policy in (
-        Policy("tangram", rule=sizing.priced, learns=True, gpus=GpuRule.PRICED),
+        Policy("tangram", rule=sizing.priced, learns=True, backfills=True, gpus=GpuRule.PRICED),
+        Policy("fair", rule=sizing.priced, learns=True, backfills=True, by_task=True, gpus=GpuRule.PRICED),
+        Policy("split-by-task", rule=sizing.priced, learns=True, backfills=True, by_task=True, splits=True, gpus=GpuRule.PRICED),
         Policy("paper", rule=sizing.paper, gpus=GpuRule.PAPER),
         Policy("marginal-gain", rule=sizing.marginal, gpus=GpuRule.GAIN),
         Policy("fixed-units", rule=sizing.fixed, gpus=GpuRule.FIXED),
@@ -68,6 +77,7 @@ SETTINGS: Final = {
     "static_replicas": Setting(1, 1, 4_096),
     "fixed_units": Setting(4, 1, 4_096),
     "learn": Setting(1, 0, 1),
+    "patience_ms": Setting(20_000, 0, limits.DEADLINE_MS_MAX),
     "count_restore": Setting(1, 0, 1),
     "prior_duration_us": Setting(1_000_000, 1, 24 * 3_600_000_000),
     "prior_parallel_ppm": Setting(600_000, 0, 1_000_000),
@@ -117,6 +127,15 @@ def charge(state: State, action: Action) -> dict[str, Demand]:
     return cost
 
 
+def curve_of(state: State, action: Action, prior: Hint) -> Curve:
+    """How long it is taken to run: what its user declared in full, or what its kind was seen to take, or the prior."""
+    hint = action.spec.hint
+    model = state.models.get(model_key(action)) if setting(state, "learn") else None
+    if model is None or (hint is not None and hint.table_us):
+        return declared(hint if hint is not None else prior, prior)
+    return learnt(model)
+
+
 def size_of(state: State, holder: Incarnation, name: str) -> int:
     """How much of a resource one executor has when nothing runs: of cpu its own cores in millicores, of gpu its largest chunk,
     of a quota what it ever lets through at once, else what its host has."""
@@ -159,3 +178,11 @@ def could_run(state: State, holder: Incarnation, action: Action, cost: dict[str,
 def could_fit(state: State, holder: Incarnation, cost: dict[str, Demand]) -> bool:
     """Whether an executor could run what is charged so, if nothing else ran there."""
     return all(size_of(state, holder, name) >= demand.low for name, demand in cost.items())
+
+
+def fits_part(state: State, host: Host, task: str, cost: dict[str, Demand]) -> bool:
+    """Whether a task's part of a host has room for what is charged so, if nothing else of the task ran there."""
+    low = cost["cpu"].low if "cpu" in cost else 0
+    if not low or not POLICIES[state.policy].splits:
+        return True
+    return fixed_part(state, host.pool.all.bit_count(), task) * MILLI >= low

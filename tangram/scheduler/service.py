@@ -61,11 +61,12 @@ CONSUMER_IDLE_S = 3_600.0
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """leader: name in the log. settings: of `policies.SETTINGS`, all integers."""
+    """leader: name in the log. settings: of `policies.SETTINGS`, all integers. shares: weights by task."""
 
     leader: str = "scheduler"
     policy: str = "tangram"
     settings: dict[str, int] = field(default_factory=dict)
+    shares: dict[str, int] = field(default_factory=dict)
     silence_s: float = 30.0
     """An executor without a heartbeat for so long, while our own connection works, is lost; and what a client that asked for
     it (`cancel_on_disconnect`) has open is cancelled."""
@@ -183,6 +184,7 @@ class SchedulerService:
             code_version=__version__,
             python_version=platform.python_version(),
             checkpoint_seq=self._restored_seq,
+            shares=self.config.shares,
         )
         self.leading.clear()
         writer = await LeaderWriter.acquire(self.broker, subjects.STREAM, subjects.LEADER, m.encode(record))

@@ -124,7 +124,7 @@ class Services:
         """The first of each queue that waits keeps its share of what it needs beside GPUs."""
         if action.queue not in self._held:
             self._held.add(action.queue)
-            self.found.hold_back(holders, cost)
+            self.found.hold_back(action, holders, cost)
 
     # --- where it could run ---
 
@@ -159,7 +159,7 @@ class Services:
         waiting = len(self.state.queues[action.queue]) if action.queue is not None else 1
         found: list[Place] = []
         for holder in takers:
-            if not holder.gpus or not self.found.has_room(holder, cost):
+            if not holder.gpus or not self.found.has_room(action, holder, cost):
                 continue
             room, sizes = self._room(holder.host), self._sizes(action, holder)
             for copy in room.copies if service else ():
@@ -226,6 +226,8 @@ class Services:
         size = place.gpus.bit_count()
         decision.gpus, decision.units = cores_of(place.gpus), size
         decision.amounts["gpu"] = size
+        if self.found.shares is not None:
+            self.found.shares.start(room.host, action.id.task, {"gpu": size})
         # Those that made room for another start of this pass are named again: that one may come later, or not at all.
         room.gone += place.victims
         gone = [copy for copy in room.gone if copy.gpus & place.gpus]
@@ -259,7 +261,7 @@ class Services:
             room = self._room(holder.host)
             offer, size = holder.services[action.spec.service], gpus.bit_count()
             able = holder.key == action.key and size in legal_chunks(action.spec.cost["gpu"])
-            if not able or not self.found.has_room(holder, cost) or room.begins(gpus, NEVER_US) >= NEVER_US:
+            if not able or not self.found.has_room(action, holder, cost) or room.begins(gpus, NEVER_US) >= NEVER_US:
                 continue
             mine = (action.spec.service, gpus, holder.id)
             restores = not any((copy.service, copy.gpus, copy.holder) == mine for copy in room.copies)

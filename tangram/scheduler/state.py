@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 from tangram import messages as m
 from tangram.outcomes import Outcome
-from tangram.scheduler.cores import CorePool
+from tangram.scheduler.cores import MILLI, CorePool
 from tangram.scheduler.elasticity import Model
 from tangram.scheduler.gpus import GpuPool
 from tangram.scheduler.quotas import QuotaPool
 from tangram.scheduler.ready import Order, ReadyQueue
 from tangram.scheduler.timers import Timers
 
-BEHAVIOUR = 3
+BEHAVIOUR = 4
 """Version of what `step` and `plan` decide. It rises when the same log would be decided otherwise."""
 
 
@@ -40,12 +40,14 @@ class HostKey(NamedTuple):
 
 
 class QueueKey(NamedTuple):
-    """Actions that need the same resources on the same host (None: any) wait in one queue, and its head speaks for all."""
+    """Actions that need the same resources on the same host (None: any) wait in one queue, and its head speaks for all. Each
+    task has its own under a policy that shares by task."""
 
     key: str
     host: HostKey | None
     resources: tuple[str, ...]
     service: str = ""
+    task: str = ""
 
 
 class Phase(IntEnum):
@@ -87,6 +89,11 @@ class Grant:
     """Names among the amounts that are quotas, of which it holds a place."""
     session: "Session | None" = None
     """The session the attempt runs in; no other action of it starts before this one's units are back."""
+
+    def left_us(self, now_ns: int) -> float:
+        """How long it is taken to run on. Overdue: as a heavy tail has it, for half as long again."""
+        left_ns = self.finish_ns - now_ns
+        return (left_ns if left_ns > 0 else (now_ns - self.started_ns) / 2) / 1_000
 
 
 @dataclass(slots=True, eq=False)
@@ -171,7 +178,8 @@ class Incarnation:
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """The recent share of something in use: an exponentially weighted mean over log time, kept by `scheduler.load`."""
+    """The recent share of something in use, or a task's cores in use: an exponentially weighted mean over log time, kept by
+    `scheduler.load`."""
 
     used: float = 0.0
     weight: float = 0.0
@@ -187,6 +195,19 @@ class Use:
 
 
 @dataclass(slots=True, eq=False)
+class Part:
+    """What one task has of a host. amounts: held by its actions and sandboxes, without zeros; load: cores, lately."""
+
+    amounts: dict[str, int] = field(default_factory=dict)
+    sessions: int = 0
+    load: Load = field(default_factory=Load)
+
+    @property
+    def cores(self) -> float:
+        return self.amounts.get("cpu", 0) / MILLI
+
+
+@dataclass(slots=True, eq=False)
 class Host:
     key: HostKey
     boot_id: str
@@ -198,6 +219,8 @@ class Host:
     """Live incarnations, in the order they joined."""
     sessions: int = 0
     load: Load = field(default_factory=Load)
+    parts: dict[str, Part] = field(default_factory=dict)
+    """By task, kept by `scheduler.parts`."""
     gpus: GpuPool = field(default_factory=GpuPool)
     gpu_load: Load = field(default_factory=Load)
 
@@ -274,6 +297,8 @@ class State:
     """The sequence of the last LeaderStarted; 0 before the first."""
     policy: str = "tangram"
     settings: dict[str, int] = field(default_factory=dict)
+    shares: dict[str, int] = field(default_factory=dict)
+    """Weights by task; one that is not named has 1."""
     admission_closed: bool = False
     """New actions are refused, but for those of open sessions."""
     window: int = 0
@@ -283,6 +308,8 @@ class State:
     payload_bytes: int = 0
     """Of all open actions."""
     clients: dict[tuple[str, str], Client] = field(default_factory=dict)
+    tasks: dict[str, int] = field(default_factory=dict)
+    """How many of `clients` each task has, without zeros."""
     client_horizon_seq: int = 0
     """Clients that connected before this may have been forgotten."""
     sessions: dict[ActionId, Session] = field(default_factory=dict)

@@ -31,7 +31,7 @@ class Window(NamedTuple):
 def plan(state: State, policy: str | None = None) -> Window:
     """Decides what to start now. `policy` overrides the leader's, for the fallback after a failed pass."""
     chosen = POLICIES[policy or state.policy]
-    found = Candidates(state)
+    found = Candidates(state, chosen)
     units = Units(state, found)
     services = Services(state, found, chosen, units.curve)
     found.gather(services.try_)

@@ -10,7 +10,7 @@ from tangram.errors import TangramError
 from tangram.scheduler.compose import Outgoing
 from tangram.scheduler.policies import SETTINGS
 from tangram.scheduler.services import pinned
-from tangram.scheduler.state import ActionId, State
+from tangram.scheduler.state import BEHAVIOUR, ActionId, State
 from tangram.simulation.client import Done, VirtualClient
 from tangram.simulation.clock import Clock
 from tangram.simulation.executor import VirtualExecutor
@@ -37,6 +37,7 @@ class Setup:
     oracle: bool = False
     services: dict[str, m.Service] = field(default_factory=dict)
     quotas: dict[str, m.Quota] = field(default_factory=dict)
+    shares: dict[str, int] = field(default_factory=dict)
 
     @property
     def units(self) -> int:
@@ -55,9 +56,15 @@ class Simulation:
         self.setup = setup
         self._clock = Clock()
         self._log = Log(self._clock)
-        self._leader = Leader(
-            self._clock, self._log, setup.policy, setup.settings, setup.quotas, setup.round_trip_ns, self._read, real_ns
+        started = m.LeaderStarted(
+            leader="simulation",
+            behaviour=BEHAVIOUR,
+            policy=setup.policy,
+            settings=setup.settings,
+            quotas=setup.quotas,
+            shares=setup.shares,
         )
+        self._leader = Leader(self._clock, self._log, started, setup.round_trip_ns, self._read, real_ns)
         self._executors: dict[str, VirtualExecutor] = {}
         keys = {work.key for trajectory in trajectories for work in trajectory.work}
         for number, machine in enumerate(pool):

@@ -8,7 +8,7 @@ from tangram import messages as m
 from tangram.errors import TangramError
 from tangram.scheduler.compose import Outgoing, compose
 from tangram.scheduler.fold import Record, step
-from tangram.scheduler.state import BEHAVIOUR, Action, State
+from tangram.scheduler.state import Action, State
 from tangram.scheduler.window import plan
 from tangram.simulation.clock import Clock
 
@@ -55,9 +55,7 @@ class Leader:
         self,
         clock: Clock,
         log: Log,
-        policy: str,
-        settings: dict[str, int],
-        quotas: dict[str, m.Quota],
+        started: m.LeaderStarted,
         round_trip_ns: int,
         on_read: Callable[[Outgoing], None],
         real_ns: Callable[[], int],
@@ -69,7 +67,6 @@ class Leader:
         self._real_ns = real_ns
         self._is_writing = False
         self._last_tick_ns = 0
-        started = m.LeaderStarted(leader="simulation", behaviour=BEHAVIOUR, policy=policy, settings=settings, quotas=quotas)
         log.put(subjects.LEADER, started)
 
     def turn(self) -> None:

@@ -250,13 +250,16 @@ class Chaos:
         self.world.deliver()
 
     def take_over(self) -> None:
-        self.world.lead(self.pick(tuple(POLICIES)), self.pick(QUOTAS), static_units=self.pick((1, 2, 3)))
+        shares = self.pick(({}, {"t": 3}, {"t": 1, "u": 4}))
+        more = {"static_units": self.pick((1, 2, 3)), "patience_ms": self.pick((0, 1_000, 20_000))}
+        self.world.lead(self.pick(tuple(POLICIES)), self.pick(QUOTAS), shares, **more)
 
     def settings(self) -> None:
         changed = self.pick(
             ({"static_units": 1}, {"static_units": 3}, {"fixed_units": 2}, {"fixed_units": 8}, {"count_restore": 0})
         )
-        self.world.put(subjects.CLOCK, m.Settings(epoch=self.world.state.epoch, settings=changed))
+        shares = self.pick(({}, {"u": 2}))
+        self.world.put(subjects.CLOCK, m.Settings(epoch=self.world.state.epoch, settings=changed, shares=shares))
 
     def quotas(self) -> None:
         self.world.set_quotas(self.pick(QUOTAS))

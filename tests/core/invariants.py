@@ -1,14 +1,18 @@
 """What has to hold after every record of the log, recounted the slow way."""
 
 from collections import Counter
+from fractions import Fraction
 
 from tangram import limits
+from tangram.messages import Demand
 from tangram.scheduler.cores import cores_of, mask_of
-from tangram.scheduler.state import Action, ActionId, GrantKey, Host, HostKey, Incarnation, Phase, SessionPhase, State
+from tangram.scheduler.policies import POLICIES, setting
+from tangram.scheduler.state import Action, ActionId, GrantKey, Host, HostKey, Incarnation, Part, Phase, SessionPhase, State
 from tangram.scheduler.window import Window
 from tests.core.world import World
 
 WHOLE = 1_000
+NOTHING = Demand(low=0)
 
 
 def check(world: World) -> None:
@@ -118,8 +122,24 @@ def check_units(state: State) -> None:
         assert [i for i in state.incarnations.values() if i.live and i.host == key] == sorted(
             host.live, key=lambda i: i.joined_seq
         )
+        check_parts(state, host)
     for incarnation in state.incarnations.values():
         assert incarnation.host in state.hosts, f"{incarnation.id} is on a host that was forgotten"
+
+
+def check_parts(state: State, host: Host) -> None:
+    """What each task is said to hold of a host is what its grants hold, and its sessions are those there."""
+    held: dict[str, Counter[str]] = {}
+    sessions: Counter[str] = Counter()
+    for incarnation in state.incarnations.values():
+        if incarnation.host == host.key:
+            for grant in incarnation.grants.values():
+                held.setdefault(grant.key.action.task, Counter()).update(grant.amounts)
+            sessions.update(session.task for session in incarnation.sessions)
+    assert {task: part.amounts for task, part in host.parts.items() if part.amounts} == {
+        task: dict(+amounts) for task, amounts in held.items() if +amounts
+    }
+    assert {task: part.sessions for task, part in host.parts.items() if part.sessions} == dict(sessions)
 
 
 def check_gpus(world: World) -> None:
@@ -221,6 +241,7 @@ def check_truth(world: World) -> None:
 
 
 def check_clients(state: State) -> None:
+    assert state.tasks == Counter(task for task, _ in state.clients)
     for key, client in state.clients.items():
         open_ = sum(1 for action in state.actions if action[:2] == key)
         assert client.open == open_, f"{key}: {client.open} open, {open_} counted"
@@ -315,8 +336,17 @@ def check_window(world: World, window: Window) -> None:
                     equals.add(equal)
             elif action.id in host_of:
                 assert host_of[action.id] not in waiting, f"{action.id} overtakes an equal"
-            elif action.id not in evicted:  # those were chosen for one host, and only there nothing overtakes them
+            elif action.id not in evicted and not may_be_overtaken(state, action):
+                # evicted: those were chosen for one host, and only there nothing overtakes them
                 waiting |= {holder.host for holder in places(state, action)}
+
+
+def may_be_overtaken(state: State, action: Action) -> bool:
+    """A wide one that has not waited for long."""
+    wide = action.spec.cost.get("cpu", NOTHING).low > WHOLE
+    return (
+        wide and POLICIES[state.policy].backfills and state.now_ns - action.ready_ns < setting(state, "patience_ms") * 1_000_000
+    )
 
 
 def check_chunks(state: State, window: Window) -> None:
@@ -397,7 +427,8 @@ def places(state: State, action: Action) -> list[Incarnation]:
         right = holder.key == action.key and not holder.draining if new else holder.id == action.session.incarnation
         capacity = Counter(state.hosts[holder.host].capacity)
         capacity.update({name: pool.limit.tokens or 1 << 40 for name, pool in state.quotas.items()})
-        enough = fits(action, holder.cores_mask.bit_count() * WHOLE, capacity, state)
+        mine = part(state, state.hosts[holder.host], action.id.task)
+        enough = fits(action, min(mine, holder.cores_mask.bit_count() * WHOLE), capacity, state)
         if holder.live and right and enough and ("gpu" not in action.spec.cost or chunks_for(state, holder, action)):
             found.append(holder)
     return [holder for holder in found if holder.host not in action.avoid] or found
@@ -427,6 +458,17 @@ def fits(action: Action, millicores: int, free: Counter[str], state: State) -> b
     return all(low <= (millicores if name == "cpu" else free[name]) for name, low in cost.items())
 
 
+def part(state: State, host: Host, task: str) -> int:
+    """Millicores that the task may have there at most."""
+    cores = host.pool.all.bit_count()
+    if not POLICIES[state.policy].splits:
+        return cores * WHOLE
+    weights = state.shares or dict.fromkeys((task for task, _ in state.clients), 1)
+    exact = {name: Fraction(cores * weight, sum(weights.values())) for name, weight in weights.items()}
+    over = sorted(exact, key=lambda name: (-(exact[name] % 1), name))[: cores - sum(int(each) for each in exact.values())]
+    return (int(exact.get(task, 0)) + (task in over)) * WHOLE
+
+
 def check_nothing_stalls(world: World) -> None:
     """At rest, the action that has waited longest for anything on an executor cannot have it now. (Services that own GPUs own
     those alone.)"""
@@ -441,10 +483,16 @@ def check_nothing_stalls(world: World) -> None:
         wants = {(None, name) for name in limited}
         found = places(state, action)
         for holder in found:
-            if not claimed & (wants | {(holder.host, name) for name in names}):
+            if not others_wait(state, action) and not claimed & (wants | {(holder.host, name) for name in names}):
                 assert not is_idle(state, holder, action), f"{action.id} waits beside idle {holder.id}"
         claimed |= {(holder.host, name) for holder in found for name in names}
         claimed |= wants if found else set()
+
+
+def others_wait(state: State, action: Action) -> bool:
+    """Whether others may go first, though they came later."""
+    waiting = (other.id.task for queue in state.queues.values() for other in queue)
+    return POLICIES[state.policy].by_task and any(task != action.id.task for task in waiting)
 
 
 def is_idle(state: State, holder: Incarnation, action: Action) -> bool:
@@ -453,7 +501,8 @@ def is_idle(state: State, holder: Incarnation, action: Action) -> bool:
     free = _free(state, host)
     for name in action.spec.cost.keys() & state.quotas.keys():
         free[name] = (1 << 40) if state.quotas[name].fits(action.spec.cost[name].low) else -1
-    if not fits(action, host.pool.free(holder.cores_mask).bit_count() * WHOLE, free, state):
+    left = part(state, host, action.id.task) - host.parts.get(action.id.task, Part()).amounts.get("cpu", 0)
+    if not fits(action, min(left, host.pool.free(holder.cores_mask).bit_count() * WHOLE), free, state):
         return False
     if "gpu" not in action.spec.cost:
         return True

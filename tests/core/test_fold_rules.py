@@ -1129,7 +1129,7 @@ def test_two_cores_that_are_free_by_two_fifths_are_not_four_fifths() -> None:
 
 
 def test_a_wide_action_is_not_starved_by_narrow_ones() -> None:
-    world = led()
+    world = led(patience_ms=0)
     worker = world.join()
     narrow = [world.submit(cpu=WHOLE) for _ in range(3)]
     world.decide()

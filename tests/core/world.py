@@ -420,10 +420,18 @@ class World:
 
     # --- the leader ---
 
-    def lead(self, policy: str = "tangram", quotas: dict[str, m.Quota] | None = None, **settings: int) -> None:
+    def lead(
+        self,
+        policy: str = "tangram",
+        quotas: dict[str, m.Quota] | None = None,
+        shares: dict[str, int] | None = None,
+        **settings: int,
+    ) -> None:
         """A scheduler takes the lead: what another had on its way is refused from here on."""
         self.in_flight.clear()
-        started = m.LeaderStarted(leader="s", behaviour=1, policy=policy, settings=settings, quotas=quotas or {})
+        started = m.LeaderStarted(
+            leader="s", behaviour=1, policy=policy, settings=settings, quotas=quotas or {}, shares=shares or {}
+        )
         self.put(subjects.LEADER, started)
 
     def set_quotas(self, quotas: dict[str, m.Quota]) -> None:

@@ -159,11 +159,24 @@ def test_a_trace_with_assumptions(capsys: pytest.CaptureFixture[str], tmp_path: 
         (["simulate", *CODING, "--pool", "cpu=4", "--actions-out", "no/where.csv"], "--actions-out no/where.csv: must be a file"),
         (["simulate", "nowhere.jsonl", "--pool", "cpu=4"], "nowhere.jsonl: No such file"),
         (["size", "nowhere.jsonl", "--target-act", "1"], "nowhere.jsonl: No such file"),
+        (["simulate", *CODING, "--pool", "cpu=4", "--share", "coding"], "--share coding: the weight must be a whole number"),
+        (["simulate", *CODING, "--pool", "cpu=4", "--share", "coding=0"], "--share coding=0: the weight must be"),
+        (["simulate", *CODING, "--pool", "cpu=4", "--share", "coding=-1"], "--share coding=-1: the weight must be"),
+        (["simulate", *CODING, "--pool", "cpu=4", "--share", "coding=1.5"], "--share coding=1.5: the weight must be"),
+        (["simulate", *CODING, "--pool", "cpu=4", "--share", "a*=1"], "--share a*=1: task: must match"),
+        (["simulate", *CODING, "--pool", "cpu=4", "--share", "a=1", "--share", "a=2"], "--share a=2: a has a weight already"),
     ],
 )
 def test_what_cannot_be_used_is_said_so(capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
     assert main(arguments) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_task_without_a_part_runs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["simulate", *CODING, "--pool", "cpu=4", "--policy", "split-by-task"]
+    assert main([*arguments, "--share", "other=1"]) == 1
+    assert "never_fits at most cpu 0 of one host are the part of task coding" in capsys.readouterr().err
+    assert main([*arguments, "--share", "coding=1"]) == 0
 
 
 def test_size_finds_the_fewest_cores_that_keep_the_target(capsys: pytest.CaptureFixture[str]) -> None:
