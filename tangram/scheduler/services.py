@@ -85,7 +85,7 @@ class Services:
         if equal in self._stuck:
             return True
         if self._is_planned and action.id not in self._plan() and not self._fell_short:
-            return False
+            return not self._sizes_anywhere(action)  # one that fits nowhere holds up nobody
         cost = {name: demand for name, demand in charge(self.state, action).items() if name != "gpu"}
         takers = self.found.takers_of(action)
         able = [each for each in takers if could_run(self.state, each, action, charge(self.state, action))]
