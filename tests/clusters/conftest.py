@@ -94,6 +94,15 @@ class Node:
                 container.get_wrapped_container().kill()
             container.stop(delete_volume=False)
 
+    def pause(self) -> None:
+        """It stands still, its connections stay."""
+        assert self._container is not None
+        self._container.get_wrapped_container().pause()
+
+    def go_on(self) -> None:
+        assert self._container is not None
+        self._container.get_wrapped_container().unpause()
+
     def lose_disk(self) -> None:
         client = docker.from_env()
         with contextlib.suppress(docker.errors.NotFound):
