@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Most tests wait for something most of the time. `pytest` alone runs them one after the other.
+WORKERS ?= 3
 
 .PHONY: demo test lint types bench clean
 
@@ -10,7 +12,7 @@ demo: $(STAMP)
 	$(BIN)/tangram demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 lint: $(STAMP)
 	$(BIN)/ruff check tangram tests examples

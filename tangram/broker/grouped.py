@@ -26,7 +26,7 @@ SAY_S: Final = 5.0
 """Between two words about an outage."""
 RETRY_MAX_S: Final = 1.0
 ANSWER_S: Final = 2.0
-"""A message without an answer is sent again after this: a broker that died has said nothing, and another takes over in 4 s or more."""
+"""A message without an answer is sent again after this: one that died says nothing, and another takes over after 4 s or more."""
 ANSWER_MAX_S: Final = 8.0
 """Doubled up to this while there is none: a broker that is slow must not get everything twice, again and again."""
 
