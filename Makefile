@@ -3,6 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Most tests wait for something most of the time, so several run at once; not those that fill the machine, or measure what it
+# gives them. `pytest` alone runs all of them one after the other.
+WORKERS ?= 3
+MACHINE := tests/docker tests/executors
 
 .PHONY: demo test lint types bench clean
 
@@ -10,7 +14,8 @@ demo: $(STAMP)
 	$(BIN)/tangram demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(MACHINE:%=--ignore=%)
+	$(BIN)/python -m pytest -q $(MACHINE)
 
 lint: $(STAMP)
 	$(BIN)/ruff check tangram tests examples

@@ -94,8 +94,8 @@ class NotLeader(PublishRefused):
 
 
 class Busy(PublishRefused):
-    """Not now: the store is full (10077), another conditional write is in process (10164), or JetStream is not ready
-    (503: no stream listens, no meta leader). Send the same bytes again later."""
+    """Not now: the store is full (10077), another conditional write (10164) or the message's own first copy (10158) is in
+    process, or the server fails (5xx: no stream listens, no meta leader). Send the same bytes again later."""
 
 
 class LogGap(BrokerError):

@@ -201,9 +201,11 @@ class LocalStack:
         """Returns what a process said that ended by itself."""
         roles = [role for role in (self.scheduler, *self.executors) if role is not None]
         waits = {asyncio.create_task(role.process.wait()): role for role in roles}
-        done, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for wait in pending:
-            wait.cancel()
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
         role = waits[next(iter(done))]
         return f"{role.name} ended: {role.last_words()}"
 

@@ -21,6 +21,8 @@ OUTSTANDING_MAX: Final = 65_536
 PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
 """Publishes without an answer, and bytes not yet handed to the socket: beyond either, publishing is refused as Busy."""
 API_TIMEOUT_S: Final = 5.0
+API_AGAIN_S: Final = 1.0
+"""A question to JetStream that nobody has answered is asked again: who was to answer may have died with it, or not yet lead."""
 _NO_LEADER: Final = frozenset({10008, 10118, 10119})
 """Of a cluster, of a stream, of a consumer: "temporarily unavailable", "offline". Passes with the election."""
 
@@ -160,8 +162,11 @@ class Broker:
         """
         return (await self.ask(subject, data, timeout_s=timeout_s, headers=headers)).data
 
-    async def ask(self, subject: str, data: bytes, *, timeout_s: float, headers: Headers | None = None) -> Delivery:
-        """`request` that returns the whole answer, headers included."""
+    async def ask(
+        self, subject: str, data: bytes, *, timeout_s: float, headers: Headers | None = None, again_s: float | None = None
+    ) -> Delivery:
+        """`request` that returns the whole answer, headers included. With `again_s` it is asked anew that often, and the first
+        answer counts: for what may be done twice."""
         answer: asyncio.Future[Delivery] = self._loop.create_future()
 
         def sink(delivery: Delivery | BrokerError) -> None:
@@ -177,20 +182,22 @@ class Broker:
         self._check_size(data, headers)
         inbox = self._replies.open(sink)
         try:
-            self._link.write(subject, data, inbox.subject, headers)
             async with asyncio.timeout(timeout_s):
-                return await answer
+                while not answer.done():
+                    self._link.write(subject, data, inbox.subject, headers)
+                    await asyncio.wait({answer}, timeout=again_s)
+                return answer.result()
         except TimeoutError:
             raise BrokerTimeout(f"{subject}: no answer in {timeout_s:g} s") from None
         finally:
             inbox.close()
 
     async def api(self, name: str, body: object = None, timeout_s: float = API_TIMEOUT_S) -> dict[str, Any]:
-        """Calls `$JS.API.<name>`. Raises ApiError if refused, BrokerUnavailable also while a cluster has no leader for what
-        is asked, else as `request` does."""
+        """Calls `$JS.API.<name>`, again and again until it is answered: it may be done twice. Raises ApiError if refused,
+        BrokerUnavailable also while a cluster has no leader for what is asked, else as `request` does."""
         data = b"" if body is None else msgspec.json.encode(body)
-        raw = await self.request(f"$JS.API.{name}", data, timeout_s=timeout_s)
-        answer = msgspec.json.decode(raw, type=dict[str, Any])
+        delivery = await self.ask(f"$JS.API.{name}", data, timeout_s=timeout_s, again_s=API_AGAIN_S)
+        answer = msgspec.json.decode(delivery.data, type=dict[str, Any])
         error = answer.get("error")
         if error is not None and error.get("err_code") in _NO_LEADER:
             raise BrokerUnavailable(f"{name}: {error.get('description')} ({error['err_code']})")

@@ -55,9 +55,11 @@ _MESSAGE_TOO_LARGE = 10054
 """JSStreamMessageExceedsMaximumErr: over the stream's max_msg_size."""
 IN_PROCESS = 10164
 """A conditional write is in process: what a replicated stream says to the next one."""
-_BUSY = frozenset({10077, IN_PROCESS, 10167})
+_ID_IN_PROCESS = 10158
+"""The message's own first copy is in process: what a replicated stream says to a second one, above all one without a majority."""
+_BUSY = frozenset({10077, IN_PROCESS, _ID_IN_PROCESS, 10167})
 """Store full (discard new); in process (transient); too many requests."""
-_STATUS_UNAVAILABLE, _STATUS_TOO_MANY = 503, 429
+_STATUS_SERVER, _STATUS_TOO_MANY = 500, 429
 
 
 def refusal(status: int, code: int, description: str) -> BrokerError:
@@ -66,7 +68,7 @@ def refusal(status: int, code: int, description: str) -> BrokerError:
         return NotLeader(code, description)
     if code == _MESSAGE_TOO_LARGE:
         return MessageTooLarge(description)
-    if code in _BUSY or status in (_STATUS_UNAVAILABLE, _STATUS_TOO_MANY):
+    if code in _BUSY or status >= _STATUS_SERVER or status == _STATUS_TOO_MANY:  # it is the server that cannot, not the message
         return Busy(code or status, description)
     return PublishRefused(code, description)
 

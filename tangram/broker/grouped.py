@@ -25,6 +25,10 @@ RETRY_S: Final = 0.02
 SAY_S: Final = 5.0
 """Between two words about an outage."""
 RETRY_MAX_S: Final = 1.0
+ANSWER_S: Final = 2.0
+"""A message without an answer is sent again after this: one that died says nothing, and another takes over after 4 s or more."""
+ANSWER_MAX_S: Final = 8.0
+"""Doubled up to this while there is none: a broker that is slow must not get everything twice, again and again."""
 
 
 class _Queued(NamedTuple, Generic[T]):
@@ -68,7 +72,7 @@ class GroupedPublisher(Generic[K, T]):
         size: Callable[[T], int],
         bytes_max: int = 512 * 1024,
         on_refused: Callable[[K, list[T], BrokerError], None] | None = None,
-        timeout_s: float = 5.0,
+        timeout_s: float = ANSWER_S,
         retry_s: float = RETRY_S,
         retry_max_s: float = RETRY_MAX_S,
     ) -> None:
@@ -76,6 +80,7 @@ class GroupedPublisher(Generic[K, T]):
         self._broker, self._encode, self._on_stored, self._on_refused = broker, encode, on_stored, on_refused
         self._items_max, self._bytes_max, self._size = items_max, bytes_max, size
         self._timeout_s, self._retry_s, self._retry_max_s = timeout_s, retry_s, retry_max_s
+        self._patience_s = timeout_s
         self._queues: dict[K, deque[_Queued[T]]] = {}
         self._smaller: dict[K, int] = {}
         """Keys whose last message was too large, and how many items to try now."""
@@ -192,7 +197,7 @@ class GroupedPublisher(Generic[K, T]):
             if waiting == 0:
                 finished.set_result(None)
 
-        timer = loop.call_later(self._timeout_s, finished.cancel)
+        timer = loop.call_later(self._patience_s, finished.cancel)
         try:
             for key in list(self._queues):
                 message = _Message(key, self._take(key))
@@ -202,6 +207,11 @@ class GroupedPublisher(Generic[K, T]):
                 waiting += 1
                 message.future.add_done_callback(partial(answered, message))
             await asyncio.wait({finished})
+            if finished.cancelled():
+                self._say(f"no answer in {self._patience_s:g} s")
+                self._patience_s = min(2 * self._patience_s, ANSWER_MAX_S)
+            else:
+                self._patience_s = self._timeout_s
         finally:
             timer.cancel()
             finished.cancel()  # answers that come after this find it done
@@ -225,7 +235,7 @@ class GroupedPublisher(Generic[K, T]):
             return True
         assert isinstance(error, BrokerError)
         if isinstance(error, (BrokerTimeout, Busy, BrokerUnavailable)):
-            self._say_again(message, error)
+            self._say(error)
             return False
         if isinstance(error, MessageTooLarge) and len(message.queued) > 1:
             self._smaller[message.key] = len(message.queued) // 2
@@ -239,12 +249,12 @@ class GroupedPublisher(Generic[K, T]):
             self._call(self._on_refused, message, error)
         return True
 
-    def _say_again(self, message: "_Message[K, T]", error: BrokerError) -> None:
+    def _say(self, why: object) -> None:
         """Who waits has to learn why, but not at every try."""
         now_s = asyncio.get_running_loop().time()
         if now_s - self._said_s >= SAY_S:
             self._said_s = now_s
-            log.warning("%d items wait, the broker does not take them: %s", self._queued, error)
+            log.warning("%d items wait, the broker does not take them: %s", self._queued, why)
 
     @staticmethod
     def _call(callback: "Callable[[K, list[T], R], None]", message: "_Message[K, T]", result: R) -> None:

@@ -193,7 +193,7 @@ class PullLoop:
         self._task: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, broker: Broker, stream: str, consumer: str, *, batch: int = 256, heartbeat_s: float = 2.0) -> "PullLoop":
+    async def start(cls, broker: Broker, stream: str, consumer: str, *, batch: int = 256, heartbeat_s: float = 1.0) -> "PullLoop":
         """Starts reading. The consumer need not exist yet."""
         self = cls(broker, stream, consumer, batch=batch, heartbeat_s=heartbeat_s)
         self._task = asyncio.create_task(self._run())

@@ -19,6 +19,8 @@ BATCH: Final = 512
 HEARTBEAT_S: Final = 1.0
 TICK_S: Final = 0.2
 RETRY_S: Final = 0.1
+SAY_S: Final = 5.0
+"""Between two words about a stream that cannot be read."""
 EXPECT_S: Final = 1.0
 """A message known to be stored, and not read this long after, means that the consumer is dead without saying so."""
 INACTIVE_S: Final = 30.0
@@ -44,6 +46,7 @@ class LogReader:
         self._created = ""
         self._expected_seq = 0
         self._progress_s = 0.0
+        self._said_s = 0.0
         self._loop = asyncio.get_running_loop()
         self._forget = broker.on_reconnect(lambda: self._fail("reconnected"))
         self._task: asyncio.Task[None] | None = None
@@ -112,7 +115,8 @@ class LogReader:
                 reason = str(error)
             await self._leave()
             self.remakes += 1
-            if self.state == "reading":
+            if self.state == "reading" or self._loop.time() - self._said_s >= SAY_S:
+                self._said_s = self._loop.time()
                 log.warning("%s: reader re-made at %d: %s", self._stream, self.next_seq, reason)
             self.state = reason
             if reason not in ("reconnected", _GAP):

@@ -49,6 +49,8 @@ log = logging.getLogger(__name__)
 ASK_PATIENCE_S = 10.0
 """A question about something that this scheduler has not read yet waits this long, then it is dropped: it comes again."""
 LEAD_RETRY_S = 0.25
+SAY_S = 5.0
+"""Between two words about an outage."""
 RESTORE_TRIES = 5
 UNREPORTED_MAX = 64
 """The first of many bad messages tell enough, and each may have a mebibyte."""
@@ -101,7 +103,7 @@ class SchedulerService:
         self._writes = 0
         self._last_read_s = time.monotonic()
         self._last_tick_s = 0.0
-        self._trouble_told = False
+        self._trouble_told_s = 0.0
         self._unreported: list[tuple[StoredMessage, Folded]] = []
         """What was skipped while nobody led, as far as is known."""
         self._asks: dict[str, tuple[float, Delivery, m.Ask]] = {}
@@ -132,9 +134,9 @@ class SchedulerService:
                     if self.broker.is_closed:
                         raise
                     # Our own late writes are fenced only by a newer record: take one, and read up to it.
-                    if not self._trouble_told:  # else an outage is a line for each try
+                    if time.monotonic() - self._trouble_told_s >= SAY_S:  # else an outage is a line for each try
                         log.warning("the broker does not take what is written, taking the lead again: %s", error)
-                    self._trouble_told = True
+                        self._trouble_told_s = time.monotonic()
                     await asyncio.sleep(LEAD_RETRY_S)
         finally:
             forget()
@@ -205,7 +207,7 @@ class SchedulerService:
             await self._write(writer, seeds)
         self._models = ()
         self.leading.set()
-        self._trouble_told = False
+        self._trouble_told_s = 0.0
         for skipped in self._unreported:
             self._report(*skipped)
         self._unreported.clear()

@@ -91,7 +91,7 @@ async def test_its_own_late_writes_are_fenced_once_it_acquired_anew(
             assert isinstance(late.exception(), BrokerTimeout)
         finally:
             thaw()
-        again = await acquire(new, b"2")
+        again = await acquire(new, b"2", timeout_s=20.0)  # behind 3,000 messages that are synced one by one
         await again.write_all(writes("again", 2))
         await old.flush()  # the server has taken all that the old connection had sent
         messages = await read_log(new, "S", 1, batch=5_000)

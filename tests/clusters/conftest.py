@@ -6,6 +6,7 @@ makes, else the public one, which testcontainers pulls. With "docker" in TANGRAM
 
 import contextlib
 import os
+import random
 import secrets
 import socket
 import time
@@ -58,11 +59,15 @@ def image() -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+    """Below those that a kernel gives to connections: what is down for a moment has to find its port free again."""
+    found: list[int] = []
+    for port in random.sample(range(20_000, 32_000), 1_000):
+        with socket.socket() as each, contextlib.suppress(OSError):
+            each.bind(("0.0.0.0", port))
+            found.append(port)
+        if len(found) == count:
+            break
+    return found
 
 
 class Node:
@@ -93,6 +98,15 @@ class Node:
             with contextlib.suppress(docker.errors.APIError):  # it has ended by itself
                 container.get_wrapped_container().kill()
             container.stop(delete_volume=False)
+
+    def pause(self) -> None:
+        """It stands still, its connections stay."""
+        assert self._container is not None
+        self._container.get_wrapped_container().pause()
+
+    def go_on(self) -> None:
+        assert self._container is not None
+        self._container.get_wrapped_container().unpause()
 
     def lose_disk(self) -> None:
         client = docker.from_env()

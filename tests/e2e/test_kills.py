@@ -7,6 +7,8 @@ import signal
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 import tangram
 from tangram import messages as m
 from tangram import subjects
@@ -109,6 +111,7 @@ def kills_that_mattered(log: list[StoredMessage]) -> tuple[int, int]:
     return deaths, between
 
 
+@pytest.mark.timeout(300)  # mostly the starts of 200 processes
 async def test_executors_killed_two_hundred_times(tmp_path: Path) -> None:
     dice = random.Random(7)
     async with LocalStack(tmp_path / "stack", executors=0) as stack, tangram.Client(stack.url, task="kill") as client:

@@ -36,8 +36,8 @@ async def trimmed(url: str, beyond_seq: int = 1) -> None:
 
 async def fill(box: tangram.Session, mib: float) -> None:
     """Actions that end, and that leave so much in the log."""
-    for index in range(int(10 * mib)):
-        written = await box.write(f"f{index % 5}", b"y" * 100_000)
+    for index in range(int(3 * mib)):
+        written = await box.write(f"f{index % 5}", b"y" * 333_000)
         assert written.ok, written
 
 
