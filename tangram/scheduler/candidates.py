@@ -248,6 +248,9 @@ class Candidates:
         """Whether somebody waits for one of its quotas, and so all others of its queue do."""
         return any(self._let_through.get(name, (0, 0))[0] < 0 for name in cost)
 
+    def within_quotas(self, cost: dict[str, Demand]) -> bool:
+        return all(self._lets_through(name, demand) for name, demand in cost.items() if name in self.state.quotas)
+
     def _lets_through(self, name: str, demand: Demand) -> bool:
         count, tokens = self._let_through.get(name, (0, 0))
         return count >= 0 and self.state.quotas[name].fits(tokens + demand.low, count + 1)

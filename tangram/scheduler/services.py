@@ -149,7 +149,11 @@ class Services:
         return self._planned
 
     def _sizes_anywhere(self, action: Action) -> tuple[int, ...]:
-        takers = self.found.takers_of(action)
+        """Chunks on which it could start now as far as all else that it takes goes."""
+        cost = {name: demand for name, demand in charge(self.state, action).items() if name != "gpu"}
+        if not self.found.within_quotas(cost):
+            return ()
+        takers = [holder for holder in self.found.takers_of(action) if self.found.has_room(action, holder, cost)]
         return tuple(sorted({size for holder in takers for size in fitting_chunks(self.state, holder, action)}))
 
     def _places(self, action: Action, cost: dict[str, Demand], takers: list[Incarnation]) -> list[Place]:
