@@ -55,7 +55,7 @@ class ActionSpec(Request, frozen=True, kw_only=True):
     key: Annotated[str, Meta(max_length=limits.KEY_LENGTH_MAX)] = ""
     traceparent: Annotated[str, Meta(max_length=64, pattern=r"^[0-9a-f-]*\Z")] = ""
     payload_blob: Annotated[str, Meta(max_length=128)] = ""
-    service: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{0,64}\Z")] = ""
+    service: Name = ""
 
 
 class Payload(Request, tag=True, frozen=True, kw_only=True):

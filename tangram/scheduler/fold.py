@@ -12,7 +12,7 @@ from tangram import limits
 from tangram import messages as m
 from tangram.errors import NewerVersion
 from tangram.outcomes import Outcome
-from tangram.scheduler import fold_actions, fold_clients, fold_executors, fold_grants, fold_keys, fold_submissions
+from tangram.scheduler import fold_actions, fold_clients, fold_executors, fold_grants, fold_keys, fold_submissions, models
 from tangram.scheduler.fold_actions import owe, owe_cancel
 from tangram.scheduler.policies import POLICIES
 from tangram.scheduler.quotas import QuotaPool
@@ -98,6 +98,9 @@ def _apply(state: State, address: Address, message: m.LogMessage) -> None:
             _lost(state, message)
         case m.LeaderStarted():
             _leader(state, message)
+        case m.ModelsSeeded():
+            if message.epoch == state.epoch:
+                models.seed(state, message)
         case m.Settings():
             if message.epoch == state.epoch:
                 state.settings.update(message.settings)

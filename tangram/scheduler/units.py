@@ -138,8 +138,10 @@ class Units:
         decision.amounts["cpu"] = units * MILLI
 
     def predict(self) -> None:
-        """Each decision says how long it is taken to run, so that later ones know when its units come back."""
+        """Each decision says how long it is taken to run, so that later ones know when its units come back; at most its
+        time-out, whatever its user says."""
         for decision in self.found.decisions:
             if decision.gpus:
                 continue  # it counts the restore as well
-            decision.predicted_us = int(self.curve(decision.action).at(max(decision.units, 1)))
+            taken_us = self.curve(decision.action).at(max(decision.units, 1))
+            decision.predicted_us = int(min(taken_us, decision.action.spec.timeout_ms * 1_000))

@@ -261,6 +261,18 @@ class Chaos:
     def quotas(self) -> None:
         self.world.set_quotas(self.pick(QUOTAS))
 
+    def seed(self) -> None:
+        """What another log has learnt, some of it of kinds that have a model by now."""
+        kinds = [self.pick(("run", "test", "file.write")), f"k{self.random.randrange(5)}"]
+        sizes = [
+            m.SizeSeen(units=units, duration_us=self.random.randrange(1, 10**9), weight_ppm=10**6, times=2) for units in (1, 4)
+        ]
+        known = [
+            m.LearntModel(task="t", kind=kind, count=4, serial_us=self.random.randrange(10**9), spread_ppm=400_000, sizes=sizes)
+            for kind in kinds
+        ]
+        self.world.put(subjects.CLOCK, m.ModelsSeeded(epoch=self.world.state.epoch, models=known))
+
     def tick(self) -> None:
         self.world.tick()
 
@@ -445,7 +457,8 @@ class Chaos:
 
     EVENTS: Final = (
         ("submit", 30), ("cancel", 6), ("forget_below", 2), ("plan", 12), ("deliver", 14), ("decide", 14), ("take_over", 2),
-        ("settings", 1), ("quotas", 1), ("tick", 4), ("time", 8), ("lose", 2), ("stale", 1), ("join", 7), ("restart", 3),
+        ("settings", 1), ("quotas", 1), ("seed", 1), ("tick", 4), ("time", 8), ("lose", 2), ("stale", 1), ("join", 7),
+        ("restart", 3),
         ("reboot", 1),
         ("read", 16), ("end", 22), ("give_back", 5), ("end_session", 3), ("answer_all", 4), ("send", 8), ("repeat", 3),
         ("impostor", 3), ("take_name", 1), ("disconnect", 1),
