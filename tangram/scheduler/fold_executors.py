@@ -114,6 +114,8 @@ def lose(state: State, holder: Incarnation, reason: str) -> None:
     for filler in [f for f in owed.fillers if f[0] == holder.id]:
         del owed.fillers[filler]
     for grant in list(holder.grants.values()):
+        host.gpus.copies += grant.evicted  # it may never come to make that room
+        grant.evicted = []
         action = state.actions.get(grant.key.action)
         if action is None or action.phase is not Phase.DECIDED or action.attempt != grant.key.attempt:
             continue

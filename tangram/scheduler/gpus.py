@@ -69,16 +69,18 @@ class GpuPool:
                 return each
         return None
 
-    def take(self, gpus: int, copy: Copy, evicts: Iterable[tuple[str, int]]) -> None:
-        """Grants GPUs as written, with a copy that serves there, after others of its holder have made room."""
-        for service, mask in evicts:
-            self.drop(service, mask, copy.holder)
+    def take(self, gpus: int, copy: Copy, evicts: Iterable[tuple[str, int]]) -> list[Copy]:
+        """Grants GPUs as written, with a copy that serves there, after others of its holder have made room. Returns those."""
+        gone = [each for name in evicts if (each := self.copy_of(*name, copy.holder)) is not None]
+        for each in gone:
+            self.copies.remove(each)
         self.used |= gpus
         known = self.copy_of(copy.service, gpus, copy.holder)
         if known is None:
             self.copies.append(copy)
         else:
             known.used_ns = copy.used_ns
+        return gone
 
     def give(self, gpus: int) -> None:
         assert self.used & gpus == gpus, f"GPUs {gpus:b} given back but not taken"

@@ -9,7 +9,7 @@ from tangram import messages as m
 from tangram.outcomes import Outcome
 from tangram.scheduler.cores import CorePool
 from tangram.scheduler.elasticity import Model
-from tangram.scheduler.gpus import GpuPool
+from tangram.scheduler.gpus import Copy, GpuPool
 from tangram.scheduler.quotas import QuotaPool
 from tangram.scheduler.ready import Order, ReadyQueue
 from tangram.scheduler.timers import Timers
@@ -83,6 +83,8 @@ class Grant:
     gpus: int = 0
     """A mask, like `Incarnation.gpus`."""
     service: str = ""
+    evicted: list[Copy] = field(default_factory=list)
+    """What makes room for it. Its executor may not have read that yet."""
     quotas: tuple[str, ...] = ()
     """Names among the amounts that are quotas, of which it holds a place."""
     session: "Session | None" = None
