@@ -8,7 +8,6 @@ from tangram.outcomes import Outcome
 from tangram.scheduler.cores import CorePool, mask_of
 from tangram.scheduler.fold_actions import end_session, owe, release
 from tangram.scheduler.fold_grants import again, returned, session_ended, units_back
-from tangram.scheduler.gpus import UNKNOWN, Copy
 from tangram.scheduler.load import observe_gpus
 from tangram.scheduler.state import ActionId, Host, HostKey, Incarnation, Phase, State
 
@@ -102,10 +101,6 @@ def lose(state: State, holder: Incarnation, reason: str) -> None:
     state.story.append(f"lost {holder.executor} {holder.id}")
     host = state.hosts[holder.host]
     host.live.remove(holder)
-    touched = holder.gpus & holder.gpus_touched
-    if touched:
-        kept = [each for each in host.gpus.copies if each.holder != holder.id]
-        host.gpus.copies = [*kept, Copy(UNKNOWN, touched, host.gpus.memory_mib, holder.id, state.now_ns)]
     _measure(host, state.now_ns)
     _remember(state, holder.id)
     if state.executors.get(holder.executor) == holder.id:
@@ -119,6 +114,8 @@ def lose(state: State, holder: Incarnation, reason: str) -> None:
     for filler in [f for f in owed.fillers if f[0] == holder.id]:
         del owed.fillers[filler]
     for grant in list(holder.grants.values()):
+        host.gpus.copies += grant.evicted  # it may never come to make that room
+        grant.evicted = []
         action = state.actions.get(grant.key.action)
         if action is None or action.phase is not Phase.DECIDED or action.attempt != grant.key.attempt:
             continue

@@ -92,10 +92,9 @@ def started(state: State, holder: Incarnation, number: int, start: m.Start) -> N
 def _take_gpus(state: State, host: Host, grant: Grant, start: m.Start) -> None:
     observe_gpus(host, state.now_ns)
     holder = state.incarnations[grant.incarnation]
-    holder.gpus_touched |= grant.gpus
     mib = weights_on_each(holder, grant.service, len(start.gpus), host.gpus.memory_mib)
     copy = Copy(grant.service, grant.gpus, mib, holder.id, state.now_ns)
-    host.gpus.take(grant.gpus, copy, [(each.service, mask_of(each.gpus)) for each in start.evicts])
+    grant.evicted = host.gpus.take(grant.gpus, copy, [(each.service, mask_of(each.gpus)) for each in start.evicts])
     if grant.service:
         use = state.uses.pop(grant.service, None) or Use()
         state.uses[grant.service] = use

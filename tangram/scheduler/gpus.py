@@ -7,7 +7,6 @@ on the same GPUs, as far as their memory goes, and one at a time is used.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Final
 
 from tangram.rules import GPU_CHUNKS
 
@@ -37,10 +36,6 @@ def around(mask: int, chunk: int) -> int:
         if chunk & ~whole == 0 and whole & mask == whole:
             found = size
     return found
-
-
-UNKNOWN: Final = "?"
-"""Instead of a service: what a lost process keeps on its GPUs. What it was told to drop it may not have read."""
 
 
 @dataclass(slots=True, eq=False)
@@ -74,16 +69,18 @@ class GpuPool:
                 return each
         return None
 
-    def take(self, gpus: int, copy: Copy, evicts: Iterable[tuple[str, int]]) -> None:
-        """Grants GPUs as written, with a copy that serves there, after others of its holder have made room."""
-        for service, mask in evicts:
-            self.drop(service, mask, copy.holder)
+    def take(self, gpus: int, copy: Copy, evicts: Iterable[tuple[str, int]]) -> list[Copy]:
+        """Grants GPUs as written, with a copy that serves there, after others of its holder have made room. Returns those."""
+        gone = [each for name in evicts if (each := self.copy_of(*name, copy.holder)) is not None]
+        for each in gone:
+            self.copies.remove(each)
         self.used |= gpus
         known = self.copy_of(copy.service, gpus, copy.holder)
         if known is None:
             self.copies.append(copy)
         else:
             known.used_ns = copy.used_ns
+        return gone
 
     def give(self, gpus: int) -> None:
         assert self.used & gpus == gpus, f"GPUs {gpus:b} given back but not taken"

@@ -9,7 +9,7 @@ from tangram import messages as m
 from tangram.outcomes import Outcome
 from tangram.scheduler.cores import MILLI, CorePool
 from tangram.scheduler.elasticity import Model
-from tangram.scheduler.gpus import GpuPool
+from tangram.scheduler.gpus import Copy, GpuPool
 from tangram.scheduler.quotas import QuotaPool
 from tangram.scheduler.ready import Order, ReadyQueue
 from tangram.scheduler.timers import Timers
@@ -85,6 +85,8 @@ class Grant:
     gpus: int = 0
     """A mask, like `Incarnation.gpus`."""
     service: str = ""
+    evicted: list[Copy] = field(default_factory=list)
+    """What makes room for it. Its executor may not have read that yet."""
     quotas: tuple[str, ...] = ()
     """Names among the amounts that are quotas, of which it holds a place."""
     session: "Session | None" = None
@@ -171,8 +173,6 @@ class Incarnation:
     gpus: int = 0
     """Those of the announced ones that no other live executor of its host had before it."""
     gpus_announced: int = 0
-    gpus_touched: int = 0
-    """Those on which it was ever told to put anything."""
     services: dict[str, m.Service] = field(default_factory=dict)
 
 

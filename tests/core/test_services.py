@@ -341,3 +341,19 @@ def test_what_takes_few_gpus_breaks_no_larger_group_where_it_need_not() -> None:
     assert [start.gpus for start in world.decide()] == [(2,)]
     ask(world, gpu=2, seconds=60)
     assert [start.gpus for start in world.decide()] == [(0, 1)]
+
+
+def test_what_a_lost_process_was_told_to_evict_may_be_there_still() -> None:
+    world, worker = gpu_world(range(2), {"s": service(1, 120), "t": service(1)})
+    run_once(world, worker, "s", 2)
+    ask(world, "t", seconds=60)
+    (start,) = world.decide()
+    assert [each.service for each in start.evicts] == ["s"]
+    world.lose(worker)
+    other = world.join("f", key="gpu", gpus=range(2), services={"t": service(1)})
+    ask(world, "t")
+    assert world.decide() == [], "60 MiB may lie on the other GPU"
+    worker.die()
+    other.find_dead([worker])
+    other.send()
+    assert len(world.decide()) == 1
