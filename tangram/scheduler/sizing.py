@@ -10,6 +10,8 @@ what it uses are least together. Only + - * / and sqrt, in a fixed order.
 """
 
 import heapq
+from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -30,13 +32,81 @@ UTILISATION_MAX: Final = 0.98
 """Beyond it the price of a unit would grow without bound; measured to make no difference between 0.95 and this."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Candidate:
     """sizes: legal units, rising. Candidates with equal `curve` and `sizes` should share the
     object: rules compute once for each."""
 
     curve: Curve
     sizes: Sequence[int]
+
+    def step(self, size: int) -> tuple[float, int] | None:
+        """What each unit of the next step up from `size` gains, and the size after it; None if none gains. The law is convex,
+        so that is the next size; a table may have steps that gain nothing before one that does."""
+        after = bisect_right(self.sizes, size)
+        now_us = self.curve.at(size)
+        best: tuple[float, int] | None = None
+        for following in self._faster(after) if self.curve.table else self.sizes[after : after + 1]:
+            gain = (now_us - self.curve.at(following)) / (following - size)
+            if gain > 0 and (best is None or gain > best[0]):
+                best = gain, following
+        return best
+
+    def best(self, price: float, most: int) -> int:
+        """The legal size of at most `most` units at which duration * (1 + price * units) is least; at least the smallest."""
+        sizes = self.sizes
+        serial, parallel, overhead, table = self.curve
+        if table:
+            allowed = [size for size in self._faster(0) if size <= most]
+            return min(allowed, key=lambda size: (self.curve.at(size) * (1 + price * size), size), default=sizes[0])
+        low, high = 0, len(sizes) - 1
+        while low < high:  # the cost is convex in the size, so it falls and then rises
+            middle = (low + high) // 2
+            size, more = sizes[middle], sizes[middle + 1]
+            if more <= most and (serial + parallel / more + overhead * more) * (1 + price * more) < (
+                serial + parallel / size + overhead * size
+            ) * (1 + price * size):
+                low = middle + 1
+            else:
+                high = middle
+        return sizes[low]
+
+    def _faster(self, after: int) -> list[int]:
+        """Of the sizes from the index `after` on, the smallest for each entry of the table."""
+        places = {max(after, bisect_left(self.sizes, amount)) for amount, _ in self.curve.table}
+        return [self.sizes[at] for at in sorted(places) if at < len(self.sizes)]
+
+
+class Group:
+    """Candidates in order, by kind: what is alike is computed once and counted. kinds: each once; of: the kind of each."""
+
+    def __init__(self, candidates: list[Candidate]) -> None:
+        kinds = {id(each): each for each in candidates}
+        index = {key: at for at, key in enumerate(kinds)}
+        self.kinds = list(kinds.values())
+        self.of = [index[id(each)] for each in candidates]
+        self.least = [each.sizes[0] for each in self.kinds]
+
+    def __len__(self) -> int:
+        return len(self.of)
+
+    def total(self, sizes: list[int], count: int) -> int:
+        """Units of the first `count`, on `sizes` by kind."""
+        return sum(sizes[kind] * number for kind, number in Counter(self.of[:count]).items())
+
+    def each(self, sizes: list[int], count: int) -> list[int]:
+        return [sizes[kind] for kind in self.of[:count]]
+
+    def best(self, price: float, most: int) -> list[int]:
+        """By kind."""
+        return [each.best(price, most) for each in self.kinds]
+
+    def from_minimum(self, view: "View", count: int) -> list[int]:
+        """The first `count`, each from its minimum up by marginal gain."""
+        if view.wide_waits:
+            return self.each(self.least, count)
+        ladders = [each.step for each in self.kinds]
+        return by_marginal_gain(self.least, ladders, self.of[:count], view.free - self.total(self.least, count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,53 +151,51 @@ def fixed(view: View, candidates: list[Candidate]) -> list[int]:
 
 def marginal(view: View, candidates: list[Candidate]) -> list[int]:
     """Every candidate starts; spare units go where the duration falls most."""
-    return _from_minimum(view, candidates)
-
-
-def _from_minimum(view: View, candidates: list[Candidate]) -> list[int]:
-    if view.wide_waits:
-        return [candidate.sizes[0] for candidate in candidates]
-    spare = view.free - sum(candidate.sizes[0] for candidate in candidates)
-    sizes = [candidate.sizes for candidate in candidates]
-    return by_marginal_gain(sizes, lambda i, m: candidates[i].curve.at(m), lambda _: spare)
+    return Group(candidates).from_minimum(view, len(candidates))
 
 
 def paper(view: View, candidates: list[Candidate]) -> list[int]:
     """Evicts the last candidate while the sum of completion times, with an estimate for all that is left, falls."""
+    group = Group(candidates)
     if view.wide_waits:
-        return _from_minimum(view, candidates)
+        return group.from_minimum(view, len(group))
     best: list[int] | None = None
     least = 0.0
-    for count in range(len(candidates), 0, -1):
-        units = _from_minimum(view, candidates[:count])
-        objective = _objective(view, candidates, units, [candidate.sizes[0] for candidate in candidates[count:]], 0.0)
+    for count in range(len(group), 0, -1):
+        units = group.from_minimum(view, count)
+        objective = _objective(view, group, units, group.least, 0.0)
         if best is not None and objective >= least:
             break
         best, least = units, objective
-        if count < len(candidates) - BEHIND_MAX:
+        if count < len(group) - BEHIND_MAX:
             break
     assert best is not None
-    return best + [0] * (len(candidates) - len(best))
+    return best + [0] * (len(group) - len(best))
 
 
-def _objective(view: View, candidates: list[Candidate], units: list[int], rest: list[int], price: float) -> float:
+def _objective(view: View, group: Group, units: list[int], rest: list[int], price: float) -> float:
     """Sum of completion times in microseconds: of what starts now on `units`, and of the other candidates when they start in
-    order on `rest` units each, as units come back (a heap of finish times). price: added for each core-microsecond used."""
+    order on the sizes of `rest` (by kind), as units come back (a heap of finish times). price: added for each core-microsecond
+    used."""
     total = 0.0
     heap = list(view.releases)
     free = view.free
-    for candidate, size in zip(candidates, units, strict=False):
-        took = candidate.curve.at(size)
-        total += took * (1 + price * size)
-        free -= size
-        heap.append((took, size))
+    for (kind, size), number in Counter(zip(group.of, units, strict=False)).items():
+        took = group.kinds[kind].curve.at(size)
+        total += number * took * (1 + price * size)
+        free -= number * size
+        heap.append((took, number * size))
+    following = group.of[len(units) : len(units) + BEHIND_MAX]
+    if not following:
+        return total
+    durations = [each.curve.at(size) for each, size in zip(group.kinds, rest, strict=True)]
     heapq.heapify(heap)
     now = 0.0
-    for candidate, size in zip(candidates[len(units) : len(units) + BEHIND_MAX], rest, strict=False):
+    for kind in following:
+        size, took = rest[kind], durations[kind]
         while free < size and heap:
             now, back = heapq.heappop(heap)
             free += back
-        took = candidate.curve.at(size)
         total += now + took * (1 + price * size)
         free -= size
         heapq.heappush(heap, (now + took, size))
@@ -173,92 +241,64 @@ class Prices:
         return max(PRICE_MIN, self._ahead + (self.waiting - started) * self._each)
 
 
-def best_size(candidate: Candidate, price: float, most: int) -> int:
-    """The legal size of at most `most` units at which duration * (1 + price * units) is least; at least the smallest."""
-    curve, sizes = candidate.curve, candidate.sizes
-    if curve.table:
-        allowed = [size for size in sizes if size <= most] or [sizes[0]]
-        return min(allowed, key=lambda size: (curve.at(size) * (1 + price * size), size))
-    low, high = 0, len(sizes) - 1
-    while low < high:  # the cost is convex in the size, so it falls and then rises
-        middle = (low + high) // 2
-        size, following = sizes[middle], sizes[middle + 1]
-        if following <= most and curve.at(following) * (1 + price * following) < curve.at(size) * (1 + price * size):
-            low = middle + 1
-        else:
-            high = middle
-    return sizes[low]
-
-
 def priced(view: View, candidates: list[Candidate]) -> list[int]:
     """Each takes its size at the price; if they do not all fit at that, the last ones wait, as long as that is better."""
+    group = Group(candidates)
+    every = len(group)
     if view.wide_waits:
-        return _from_minimum(view, candidates)
-    prices = Prices(view, len(candidates))
+        return group.from_minimum(view, every)
+    prices = Prices(view, every)
     for _ in range(2):  # what the candidates take makes the future dearer, which makes them take less
-        units = _sizes(candidates, prices.at(len(candidates)), view.cores)
-        if sum(units) > view.free:
+        sizes = group.best(prices.at(every), view.cores)
+        left = view.free - group.total(sizes, every)
+        if left < 0:
             break
-        prices.expect_free(view.free - sum(units))
-    units = _sizes(candidates, prices.at(len(candidates)), view.cores)
-    if sum(units) <= view.free:
-        return units
-    low, high = 0, len(candidates) - 1
+        prices.expect_free(left)
+    sizes = group.best(prices.at(every), view.cores)
+    if group.total(sizes, every) <= view.free:
+        return group.each(sizes, every)
+    low, high = 0, every - 1
     while low < high:  # the largest prefix that fits at the price with it started
         middle = (low + high + 1) // 2
-        if sum(_sizes(candidates[:middle], prices.at(middle), view.cores)) <= view.free:
+        if group.total(group.best(prices.at(middle), view.cores), middle) <= view.free:
             low = middle
         else:
             high = middle - 1
-    choices = sorted({low, (low + len(candidates)) // 2, len(candidates)} - {0})
     best: list[int] = []
     least: float | None = None
-    for count in choices:
-        plan = _filled(view, candidates[:count], prices, count)
-        rest = [best_size(each, prices.at(count), view.cores) for each in candidates[count : count + BEHIND_MAX]]
-        cost = _objective(view, candidates, plan, rest, prices.future(0))
+    for count in sorted({low, (low + every) // 2, every} - {0}):
+        sizes = group.best(prices.at(count), view.cores)
+        fits = group.total(sizes, count) <= view.free
+        plan = group.each(sizes, count) if fits else group.from_minimum(view, count)
+        cost = _objective(view, group, plan, sizes, prices.future(0))
         if least is None or cost < least:
             best, least = plan, cost
     if low == 0 and len(best) == 1:  # not even the first one fits at its price
         best = []
-    if len(best) < len(candidates):
-        best = _or_wait(view, candidates, best, prices)
-    return best + [0] * (len(candidates) - len(best))
+    if len(best) < every:
+        best = _or_wait(view, group, best, prices)
+    return best + [0] * (every - len(best))
 
 
-def _sizes(candidates: list[Candidate], price: float, most: int) -> list[int]:
-    known: dict[int, int] = {}
-    found = []
-    for candidate in candidates:
-        size = known.get(id(candidate))
-        if size is None:
-            size = known[id(candidate)] = best_size(candidate, price, most)
-        found.append(size)
-    return found
-
-
-def _filled(view: View, candidates: list[Candidate], prices: Prices, count: int) -> list[int]:
-    """Sizes at the price if they fit, else from the minimum up by marginal gain."""
-    units = _sizes(candidates, prices.at(count), view.cores)
-    return units if sum(units) <= view.free else _from_minimum(view, candidates)
-
-
-def _or_wait(view: View, candidates: list[Candidate], started: list[int], prices: Prices) -> list[int]:
+def _or_wait(view: View, group: Group, started: list[int], prices: Prices) -> list[int]:
     """The next candidate in order starts on what is left, or waits by choice for the next units that come back; it never waits
     longer than it would run on what there is."""
     free = view.free - sum(started)
-    head = candidates[len(started)]
+    head = group.kinds[group.of[len(started)]]
     if free < head.sizes[0]:
         return started
     price = prices.at(len(started) + 1)
-    now_size = best_size(head, price, free)
+    now_size = head.best(price, free)
     now_us = head.curve.at(now_size)
     least = now_us * (1 + price * now_size)
     if started or view.waited_us < now_us:
         available = free
-        for at_us, back in sorted([*view.releases, *((candidates[i].curve.at(m), m) for i, m in enumerate(started))])[:WAITS_MAX]:
+        ends = view.releases[:WAITS_MAX]
+        for (kind, size), number in Counter(zip(group.of, started, strict=False)).items():
+            ends += [(group.kinds[kind].curve.at(size), size)] * min(number, WAITS_MAX)
+        for at_us, back in sorted(ends)[:WAITS_MAX]:
             available += back
-            size = best_size(head, price, available)
+            size = head.best(price, available)
             took_us = head.curve.at(size)
             if WAIT_GAIN * (at_us + took_us * (1 + price * size) + price * free * at_us) < least:
                 return started
