@@ -105,6 +105,10 @@ AMOUNT_MAX: Final = 1 << 40
 CORE_ID_MAX: Final = 16_383
 """Sets of cores are integers of that many bits; one id from the wire must not become a gigabyte."""
 NUMA_NODES_MAX: Final = 256
+GPU_ID_MAX: Final = 63
+"""Sets of GPUs of a host are integers of 64 bits."""
+SERVICES_MAX: Final = 256
+QUOTAS_MAX: Final = 256
 
 PENDING_MAX: Final = 200_000
 """Open actions (about 1.3 KB each) beyond which submissions are refused; the setting `pending_max` changes it."""

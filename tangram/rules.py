@@ -13,6 +13,8 @@ _PAYLOAD_OF: Final = {
     "file.read": m.FileRead,
     "noop": m.Noop,
 }
+GPU_CHUNKS: Final = (1, 2, 4, 8)
+"""GPUs are given in aligned groups of these sizes, as they are linked."""
 _NEEDS_SESSION: Final = frozenset({"session.close", "file.write", "file.read"})
 
 
@@ -29,6 +31,8 @@ def broken_rule(key: str, spec: m.ActionSpec, payload: object) -> str:
         return "session: cannot be opened inside a session"
     if spec.hint is not None and any(a >= b for (a, _), (b, _) in pairwise(spec.hint.table_us)):
         return "hint.table_us: must rise in units"
+    if spec.service and (key != "gpu" or spec.session or "gpu" not in spec.cost):
+        return "service: takes key gpu and a cost in gpu, and no session"
     for name, demand in spec.cost.items():
         high = demand.high or demand.low
         if high < demand.low:
@@ -38,6 +42,10 @@ def broken_rule(key: str, spec: m.ActionSpec, payload: object) -> str:
         legal = demand.legal
         if legal and (legal[0] != demand.low or legal[-1] != high or any(a >= b for a, b in pairwise(legal))):
             return f"cost.{name}.legal: must rise from low to high"
+        if name == "gpu" and (key != "gpu" or spec.session):
+            return "cost.gpu: takes key gpu, and no session"
+        if name == "gpu" and any(amount not in GPU_CHUNKS for amount in legal or {demand.low, high}):
+            return "cost.gpu: must be 1, 2, 4 or 8, or a range or set of them"
         if name == "cpu":
             amounts = (demand.low, high, *legal)
             if any(amount % 1000 for amount in amounts) and (demand.low >= 1000 or high != demand.low or demand.low < 10):

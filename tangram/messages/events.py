@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from tangram import limits
-from tangram.messages.fields import Amount, CoreId, Count, Ids, Items, Kind, Name, Nonce, Number, Setting, Text
+from tangram.messages.fields import Amount, CoreId, Count, GpuId, Ids, Items, Kind, Name, Nonce, Number, Setting, Text
 from tangram.outcomes import Outcome
 
 
@@ -47,12 +47,30 @@ class CancelsRequested(Event, frozen=True, kw_only=True):
 # --- executors ---------------------------------------------------------------------------------------------------
 
 
+class Service(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A model that an executor can serve. weights_mib: of one copy, which is split evenly over the GPUs it lies on.
+    restore_us: of bringing it from host memory onto one GPU; on z of them it is restore_fixed_us + restore_us / z."""
+
+    weights_mib: Count = 0
+    restore_us: Count = 0
+    restore_fixed_us: Count = 0
+
+
+class Resident(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A copy of a service's weights on some GPUs of a host."""
+
+    service: Name
+    gpus: tuple[GpuId, ...]
+
+
 class ExecutorJoined(Event, frozen=True, kw_only=True):
     """A start of an executor process (an incarnation) offers its host's capacity.
 
     cores: ids by NUMA node. capacity: other resources of the host ("memory" in MiB). dead: incarnations on this host
     whose process is proven dead and whose process groups are empty. One host is one (host, machine_id); another boot_id
     there means that everything before it is dead.
+    gpus: ids of which aligned groups of 2, 4 and 8 (id // 2, ...) are the best linked; gpu_memory_mib: of each, for weights.
+    services: what it can serve, on any of its GPUs.
     """
 
     incarnation: Name
@@ -67,6 +85,9 @@ class ExecutorJoined(Event, frozen=True, kw_only=True):
     lease_ms: Count = 0
     version: str = ""
     features: list[str] = []
+    gpus: Annotated[list[GpuId], Meta(max_length=limits.GPU_ID_MAX + 1)] = []
+    gpu_memory_mib: Count = 0
+    services: Annotated[dict[Name, Service], Meta(max_length=limits.SERVICES_MAX)] = {}
 
 
 class ExecutorChanged(Event, frozen=True, kw_only=True):
@@ -78,6 +99,8 @@ class ExecutorChanged(Event, frozen=True, kw_only=True):
     capacity: dict[Name, Amount] | None = None
     residency: dict[Name, Amount] | None = None
     dead: list[Name] = []
+    gpus: Annotated[list[GpuId], Meta(max_length=limits.GPU_ID_MAX + 1)] | None = None
+    services: Annotated[dict[Name, Service], Meta(max_length=limits.SERVICES_MAX)] | None = None
 
 
 class ExecutorDraining(Event, frozen=True, kw_only=True):
@@ -177,7 +200,8 @@ class ActionsFinished(Event, frozen=True, kw_only=True):
 
 class Start(Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     """Run one attempt. amounts: what it is charged for while it runs, or for session.open until the session ends.
-    cores: the ids it may use, which may be a reservation of its session that is charged already."""
+    cores: the ids it may use, which may be a reservation of its session that is charged already. gpus: its own while it runs.
+    service: whose copy on exactly these GPUs serves it, restored there first if it is not; evicts: copies that make room."""
 
     task: Name
     client: Name
@@ -195,6 +219,9 @@ class Start(Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     traceparent: str = ""
     payload: bytes = b""
     payload_blob: str = ""
+    gpus: tuple[GpuId, ...] = ()
+    service: str = ""
+    evicts: tuple[Resident, ...] = ()
 
 
 class Cancel(Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -280,6 +307,16 @@ class DecisionsMade(Event, frozen=True, kw_only=True):
     note: WindowNote | None = None
 
 
+class Quota(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A limit of something outside, shared by all hosts; 0 means that there is none. An action that names it holds one place of
+    `concurrency` while it runs, and takes the amount it names of `tokens`, which come back `interval_ms` later: no interval of
+    that length ever sees more, wherever the provider's own begins."""
+
+    concurrency: Count = 0
+    tokens: Count = 0
+    interval_ms: Annotated[int, Meta(ge=1, le=limits.DEADLINE_MS_MAX)] = 60_000
+
+
 class LeaderStarted(Event, frozen=True, kw_only=True):
     """A scheduler leads from here on; the record's own sequence is its epoch. Everything the core is configured by stands
     here or in Settings."""
@@ -291,6 +328,7 @@ class LeaderStarted(Event, frozen=True, kw_only=True):
     code_version: str = ""
     python_version: str = ""
     checkpoint_seq: Count = 0
+    quotas: Annotated[dict[Name, Quota], Meta(max_length=limits.QUOTAS_MAX)] = {}
 
 
 class Ticked(Event, frozen=True, kw_only=True):
@@ -307,11 +345,12 @@ class ExecutorLost(Event, frozen=True, kw_only=True):
 
 
 class Settings(Event, frozen=True, kw_only=True):
-    """Live changes: settings by name; admission closed or open."""
+    """Live changes: settings by name; admission closed or open; quotas, all of them or None."""
 
     epoch: Count
     settings: dict[str, Setting] = {}
     admission_closed: bool | None = None
+    quotas: Annotated[dict[Name, Quota], Meta(max_length=limits.QUOTAS_MAX)] | None = None
 
 
 class DeadLetter(Event, frozen=True, kw_only=True):

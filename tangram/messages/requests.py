@@ -35,7 +35,8 @@ class Hint(Request, frozen=True, kw_only=True):
 class ActionSpec(Request, frozen=True, kw_only=True):
     """What the scheduler has to know about an action.
 
-    cost: amounts by resource. "cpu" in millicores: whole cores, or a fixed fraction below one core; "memory" in MiB.
+    cost: amounts by resource. "cpu" in millicores: whole cores, or a fixed fraction below one core; "memory" in MiB;
+    "gpu": chunks of 1, 2, 4 or 8; a quota by its name, in tokens. service: the model that serves it, for key "gpu".
     session: the number `n` of the session.open action whose sandbox it runs in; 0 for a one-shot action.
     timeout_ms: run time, counted from its start. deadline_ms: from submission to its start, in log time.
     retry: "safe" allows another attempt after a loss. key: the caller's own idempotency key.
@@ -54,6 +55,7 @@ class ActionSpec(Request, frozen=True, kw_only=True):
     key: Annotated[str, Meta(max_length=limits.KEY_LENGTH_MAX)] = ""
     traceparent: Annotated[str, Meta(max_length=64, pattern=r"^[0-9a-f-]*\Z")] = ""
     payload_blob: Annotated[str, Meta(max_length=128)] = ""
+    service: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{0,64}\Z")] = ""
 
 
 class Payload(Request, tag=True, frozen=True, kw_only=True):

@@ -5,10 +5,11 @@ action is not starved by narrow ones. Looks at what starts and at the heads of t
 """
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tangram import limits
-from tangram.messages import Demand
+from tangram.messages import Demand, Resident
 from tangram.scheduler.cores import CorePool
 from tangram.scheduler.policies import charge, could_fit
 from tangram.scheduler.ready import Order
@@ -25,6 +26,8 @@ class Decision:
     cores: tuple[int, ...]
     units: int
     predicted_us: int
+    gpus: tuple[int, ...] = ()
+    evicts: tuple[Resident, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -51,10 +54,14 @@ class Candidates:
         self._takers_of: dict[str, list[Incarnation]] = {}
         self._ranked: dict[tuple[str, bool], list[tuple[tuple[int, ...], int]]] = {}
         """Heaps of (score, index among the takers) by kind, and whether for openings."""
+        self._let_through: dict[str, tuple[int, int]] = {}
+        """By quota: starts of this pass, and their tokens; (-1, 0) once one waits for it."""
         self._waiting: dict[tuple[object, ...], bool] = {}
         """What `_try` returned for one-shot actions that wait; one that asks for the same cannot have it either."""
 
-    def gather(self) -> None:
+    def gather(self, on_gpus: Callable[[Action], bool]) -> None:
+        """Walks the queues. on_gpus: starts an action that needs GPUs or lets it wait; says whether to look at the next one of
+        its queue."""
         heads: list[tuple[Order, int, Action]] = []
         queues = list(self.state.queues.values())
         walks = [iter(queue) for queue in queues]
@@ -66,7 +73,8 @@ class Candidates:
         while heads and looked_at < limits.CANDIDATES_MAX:
             _, index, action = heads[0]
             looked_at += 1
-            following = next(walks[index], None) if self._try(action) else None
+            go_on = on_gpus(action) if "gpu" in action.spec.cost else self._try(action)
+            following = next(walks[index], None) if go_on else None
             if following is None:
                 heapq.heappop(heads)
             else:
@@ -79,12 +87,16 @@ class Candidates:
         session = action.session
         if session is not None:
             bound = self.state.incarnations[session.incarnation]
-            if not could_fit(self.state.hosts[bound.host], bound, cost):
+            if not could_fit(self.state, bound, cost):
                 return True
+            if not self._has_quota(cost):
+                return False
             if self._fits(self.room(bound.host), bound, cost):
-                self._start(action, bound, cost)
+                self.start(action, bound, cost)
                 return True
             self._hold_back(self.room(bound.host), bound, cost)
+            return False
+        if not self._has_quota(cost):
             return False
         alike = (action.key, action.avoid, *((name, demand.low) for name, demand in cost.items())) if self._waiting else ()
         if alike in self._waiting:
@@ -95,7 +107,7 @@ class Candidates:
         else:
             holder = self._choose(action, cost, takers)
         if holder is not None:
-            self._start(action, holder, cost)
+            self.start(action, holder, cost)
             return True
         return self._wait(action, cost, takers)
 
@@ -131,7 +143,7 @@ class Candidates:
 
     def _wait(self, action: Action, cost: dict[str, Demand], takers: list[Incarnation]) -> bool:
         """Holds back what a one-shot action waits for, on the hosts that could ever have it."""
-        holders = [holder for holder in takers if could_fit(self.state.hosts[holder.host], holder, cost)]
+        holders = [holder for holder in takers if could_fit(self.state, holder, cost)]
         holders = self._preferred(action, cost, holders) if action.avoid else holders
         kept: set[HostKey] = set()  # only asked for membership
         for holder in holders:
@@ -140,6 +152,28 @@ class Candidates:
         alike = (action.key, action.avoid, *((name, demand.low) for name, demand in cost.items()))
         self._waiting[alike] = len(holders) < len(takers)
         return self._waiting[alike]
+
+    def takers_of(self, action: Action) -> list[Incarnation]:
+        """Live executors that take new actions of its kind and serve its service, on hosts that have not lost it if there are
+        such."""
+        service = action.spec.service
+        takers = [holder for holder in self._takers(action.key) if not service or service in holder.services]
+        return self._preferred(action, charge(self.state, action), takers) if action.avoid else takers
+
+    def has_room(self, holder: Incarnation, cost: dict[str, Demand]) -> bool:
+        """Whether this could start there now, on its minimum of everything."""
+        return self._has_quota(cost) and self._fits(self.room(holder.host), holder, cost)
+
+    def _has_quota(self, cost: dict[str, Demand]) -> bool:
+        """Whether all quotas that are named let it through. One that does not lets nobody through behind it."""
+        for name, demand in cost.items():
+            quota = self.state.quotas.get(name)
+            if quota is not None:
+                left, tokens = self._let_through.get(name, (0, 0))
+                if left < 0 or not quota.fits(tokens + demand.low, left + 1):
+                    self._let_through[name] = (-1, 0)
+                    return False
+        return True
 
     def _takers(self, key: str) -> list[Incarnation]:
         """Incarnations that take new actions of this kind, each host's in the order they joined."""
@@ -151,11 +185,7 @@ class Candidates:
 
     def _preferred(self, action: Action, cost: dict[str, Demand], holders: list[Incarnation]) -> list[Incarnation]:
         """Without the hosts that lost an attempt, as long as there is another that could ever run it."""
-        fresh = [
-            holder
-            for holder in holders
-            if holder.host not in action.avoid and could_fit(self.state.hosts[holder.host], holder, cost)
-        ]
+        fresh = [holder for holder in holders if holder.host not in action.avoid and could_fit(self.state, holder, cost)]
         return fresh or holders
 
     @staticmethod
@@ -175,10 +205,9 @@ class Candidates:
             room = self.rooms[key] = Room(host, host.pool.copy(), free, {}, set(), host.sessions)
         return room
 
-    @staticmethod
-    def _fits(room: Room, holder: Incarnation, cost: dict[str, Demand]) -> bool:
+    def _fits(self, room: Room, holder: Incarnation, cost: dict[str, Demand]) -> bool:
         for name, demand in cost.items():
-            if not demand.low:
+            if not demand.low or name in self.state.quotas:
                 continue
             if name in room.blocked:
                 return False
@@ -189,12 +218,11 @@ class Candidates:
                 return False
         return True
 
-    @staticmethod
-    def _hold_back(room: Room, holder: Incarnation, cost: dict[str, Demand], *, keep: bool = True) -> None:
+    def _hold_back(self, room: Room, holder: Incarnation, cost: dict[str, Demand], *, keep: bool = True) -> None:
         """What it lacks goes to nobody behind it; of what it does not lack, its own share is kept for it. keep: false if that
         was done for another executor of this host, as all but the cores is the host's."""
         for name, demand in cost.items():
-            if not demand.low or name in room.blocked:
+            if not demand.low or name in room.blocked or name in self.state.quotas:
                 continue
             if name == "cpu":
                 if not room.pool.fits(demand.low, holder.cores_mask):
@@ -206,11 +234,18 @@ class Candidates:
             else:
                 room.free[name] -= demand.low
 
-    def _start(self, action: Action, holder: Incarnation, cost: dict[str, Demand]) -> None:
+    def start(self, action: Action, holder: Incarnation, cost: dict[str, Demand]) -> Decision:
+        """Takes its minimum of everything that `cost` names."""
         room = self.room(holder.host)
         amounts: dict[str, int] = {}
         cores: tuple[int, ...] = ()
         for name, demand in cost.items():
+            quota = self.state.quotas.get(name)
+            if quota is not None:
+                count, tokens = self._let_through.get(name, (0, 0))
+                self._let_through[name] = (count + 1, tokens + demand.low)
+                amounts[name] = demand.low
+                continue
             if not demand.low:
                 continue
             amounts[name] = demand.low
@@ -224,4 +259,6 @@ class Candidates:
             room.sessions += 1
         elif action.session is not None and action.session.cores and "cpu" in action.spec.cost:
             cores = action.session.cores
-        self.decisions.append(Decision(action, holder, amounts, cores, len(cores), 0))
+        decision = Decision(action, holder, amounts, cores, len(cores), 0)
+        self.decisions.append(decision)
+        return decision

@@ -82,6 +82,9 @@ def _start(state: State, decision: Decision, payload: bytes) -> m.Start:
         traceparent=spec.traceparent,
         payload=payload,
         payload_blob=spec.payload_blob,
+        gpus=decision.gpus,
+        service=spec.service,
+        evicts=decision.evicts,
     )
 
 

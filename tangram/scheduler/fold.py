@@ -15,6 +15,7 @@ from tangram.outcomes import Outcome
 from tangram.scheduler import fold_actions, fold_clients, fold_executors, fold_grants, fold_keys, fold_submissions
 from tangram.scheduler.fold_actions import owe, owe_cancel
 from tangram.scheduler.policies import POLICIES
+from tangram.scheduler.quotas import QuotaPool
 from tangram.scheduler.state import ActionId, GrantKey, Phase, State
 from tangram.subjects import Address
 
@@ -100,6 +101,8 @@ def _apply(state: State, address: Address, message: m.LogMessage) -> None:
         case m.Settings():
             if message.epoch == state.epoch:
                 state.settings.update(message.settings)
+                if message.quotas is not None:
+                    _quotas(state, message.quotas)
                 if message.admission_closed is not None:
                     state.admission_closed = message.admission_closed
                     state.story.append(f"admission {'closed' if message.admission_closed else 'open'}")
@@ -112,6 +115,7 @@ def _leader(state: State, message: m.LeaderStarted) -> None:
         raise NewerVersion(f"sequence {state.seq}: policy {message.policy!r} is not known")
     state.epoch = state.seq
     state.settings = dict(message.settings)
+    _quotas(state, message.quotas)
     state.story.append(f"leader {message.leader} {message.policy}")
     if message.policy != state.policy:
         state.policy = message.policy
@@ -120,6 +124,22 @@ def _leader(state: State, message: m.LeaderStarted) -> None:
             fold_actions.dequeue(state, action)
             action.phase = Phase.WAITING
             fold_actions.enqueue(state, action)
+
+
+def _quotas(state: State, quotas: dict[str, m.Quota]) -> None:
+    """The limits from now on. One that is no more stays, without a limit, for those that hold a place of it."""
+    for name, quota in quotas.items():
+        pool = state.quotas.get(name)
+        if pool is None:
+            state.quotas[name] = QuotaPool(quota)
+        else:
+            pool.limit = quota
+    for name, pool in list(state.quotas.items()):
+        if name not in quotas:
+            pool.limit = m.Quota()
+            if not pool.in_use:
+                del state.quotas[name]
+    state.story.append(f"quotas {sorted(state.quotas)}")
 
 
 def _decisions(state: State, executor: str, message: m.DecisionsMade) -> None:
@@ -206,6 +226,8 @@ def _fire_one(state: State, kind: str, key: Any) -> None:
         case "client":
             if not state.clients[key].open:
                 fold_clients.forget(state, key)
+        case "quota":
+            fold_grants.refill(state, *key)
         case "key":
             fold_keys.expired(state, *key)
         case _:

@@ -5,7 +5,7 @@ from typing import Final
 from tangram import limits
 from tangram import messages as m
 from tangram.outcomes import Outcome
-from tangram.scheduler.load import observe
+from tangram.scheduler.load import observe, observe_gpus
 from tangram.scheduler.policies import charge
 from tangram.scheduler.ready import ReadyQueue
 from tangram.scheduler.state import Action, Grant, GrantKey, Phase, QueueKey, Session, SessionPhase, State
@@ -48,7 +48,7 @@ def enqueue(state: State, action: Action) -> None:
     action.ready_ns = state.now_ns
     host = action.session.host if action.session is not None else None
     resources = tuple(sorted(name for name, demand in charge(state, action).items() if demand.low))
-    key = QueueKey(action.key, host, resources)
+    key = QueueKey(action.key, host, resources, action.spec.service)
     queue = state.queues.get(key)
     if queue is None:
         queue = state.queues[key] = ReadyQueue()
@@ -228,6 +228,13 @@ def release(state: State, grant: Grant) -> None:
         if name == "cpu":
             observe(host, state.now_ns)
             host.pool.give(grant.cores, amount)
+        elif name == "gpu":
+            observe_gpus(host, state.now_ns)
+            host.gpus.give(grant.gpus)
+            if not grant.service:  # its own program's memory, which ends with it
+                host.gpus.drop("", grant.gpus)
+        elif name in grant.quotas:
+            state.quotas[name].give()
         else:
             host.used[name] -= amount
             assert host.used[name] >= 0, f"{name} of {grant.host.name} given back twice"

@@ -8,6 +8,7 @@ from tangram.outcomes import Outcome
 from tangram.scheduler.cores import CorePool, mask_of
 from tangram.scheduler.fold_actions import end_session, owe, release
 from tangram.scheduler.fold_grants import again, returned, session_ended, units_back
+from tangram.scheduler.load import observe_gpus
 from tangram.scheduler.state import ActionId, Host, HostKey, Incarnation, Phase, State
 
 _PAST_MAX: Final = 10_000
@@ -41,21 +42,27 @@ def joined(state: State, executor: str, message: m.ExecutorJoined) -> None:
         capacity=dict(message.capacity),
         joined_seq=state.seq,
         k=message.k,
+        gpus=mask_of(message.gpus),
+        gpu_memory_mib=message.gpu_memory_mib,
+        services=dict(message.services),
     )
     state.incarnations[holder.id] = holder
     state.executors[executor] = holder.id
     state.hosts.setdefault(key, host)  # it was forgotten if all that was left of it was found dead just now
     host.live.append(holder)
-    _measure(host)
+    _measure(host, state.now_ns)
     state.story.append(f"joined {executor} {holder.id}")
 
 
-def _measure(host: Host) -> None:
+def _measure(host: Host, now_ns: int) -> None:
     """A host's capacity is what its live executors announce; where they differ, the larger."""
     nodes: list[int] = []
     known = 0
     capacity: dict[str, int] = {}
+    gpus, gpu_memory_mib = 0, 0
     for holder in host.live:
+        gpus |= holder.gpus
+        gpu_memory_mib = max(gpu_memory_mib, holder.gpu_memory_mib)
         holder.cores_mask = 0
         for index, mask in enumerate(holder.nodes):
             holder.cores_mask |= mask
@@ -67,6 +74,8 @@ def _measure(host: Host) -> None:
             capacity[name] = max(capacity.get(name, 0), amount)
     host.pool.announce(tuple(nodes))
     host.capacity = capacity
+    observe_gpus(host, now_ns)
+    host.gpus.all, host.gpus.memory_mib = gpus, gpu_memory_mib
 
 
 def _bury_all(state: State, key: HostKey, dead: list[str]) -> None:
@@ -88,7 +97,7 @@ def lose(state: State, holder: Incarnation, reason: str) -> None:
     state.story.append(f"lost {holder.executor} {holder.id}")
     host = state.hosts[holder.host]
     host.live.remove(holder)
-    _measure(host)
+    _measure(host, state.now_ns)
     _remember(state, holder.id)
     if state.executors.get(holder.executor) == holder.id:
         del state.executors[holder.executor]
@@ -134,6 +143,7 @@ def bury(state: State, holder: Incarnation) -> None:
     state.owed.losses.pop(holder.id, None)
     state.story.append(f"dead {holder.id}")
     host = state.hosts[holder.host]
+    host.gpus.copies = [each for each in host.gpus.copies if each.holder != holder.id]
     if not host.live and not any(i.host == host.key for i in state.incarnations.values()):
         del state.hosts[host.key]
 
@@ -143,8 +153,12 @@ def changed(state: State, holder: Incarnation, message: m.ExecutorChanged) -> No
         holder.nodes = tuple(mask_of(node) for node in message.cores)
     if message.capacity is not None:
         holder.capacity = dict(message.capacity)
+    if message.gpus is not None:
+        holder.gpus = mask_of(message.gpus)
+    if message.services is not None:
+        holder.services = dict(message.services)
     if holder.live:
-        _measure(state.hosts[holder.host])
+        _measure(state.hosts[holder.host], state.now_ns)
     _bury_all(state, holder.host, message.dead)
 
 

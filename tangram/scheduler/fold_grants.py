@@ -6,7 +6,7 @@ from tangram import limits
 from tangram import messages as m
 from tangram.outcomes import Outcome
 from tangram.scheduler import fold_keys
-from tangram.scheduler.cores import MILLI
+from tangram.scheduler.cores import MILLI, mask_of
 from tangram.scheduler.elasticity import Model, declared, learn
 from tangram.scheduler.fold_actions import (
     advance,
@@ -19,9 +19,22 @@ from tangram.scheduler.fold_actions import (
     owe_cancel,
     release,
 )
-from tangram.scheduler.load import observe
-from tangram.scheduler.policies import prior_of, setting
-from tangram.scheduler.state import Action, ActionId, Grant, GrantKey, Incarnation, Phase, Session, SessionPhase, State
+from tangram.scheduler.gpus import Copy
+from tangram.scheduler.load import observe, observe_gpus, wanted
+from tangram.scheduler.policies import model_key, prior_of, setting
+from tangram.scheduler.state import (
+    Action,
+    ActionId,
+    Grant,
+    GrantKey,
+    Host,
+    Incarnation,
+    Phase,
+    Session,
+    SessionPhase,
+    State,
+    Use,
+)
 
 _REFUSALS_MAX: Final = 20
 
@@ -40,6 +53,9 @@ def started(state: State, holder: Incarnation, number: int, start: m.Start) -> N
         finish_ns=state.now_ns + start.predicted_us * 1_000,
         started_ns=state.now_ns,
         opens=start.kind == "session.open",
+        gpus=mask_of(start.gpus),
+        service=start.service,
+        quotas=tuple(name for name in start.amounts if name in state.quotas),
     )
     holder.grants[key] = grant
     host = state.hosts[holder.host]
@@ -47,6 +63,10 @@ def started(state: State, holder: Incarnation, number: int, start: m.Start) -> N
         if name == "cpu":
             observe(host, state.now_ns)
             host.pool.take(start.cores, amount)
+        elif name == "gpu":
+            _take_gpus(state, host, grant, start)
+        elif name in grant.quotas:
+            _take_quota(state, name, amount)
         else:
             host.used[name] = host.used.get(name, 0) + amount
     state.owed.dismissals.pop(holder.id, None)
@@ -66,6 +86,35 @@ def started(state: State, holder: Incarnation, number: int, start: m.Start) -> N
     action.incarnation = holder.id
     allowed_ms = action.spec.timeout_ms + limits.KILL_BUDGET_MS + limits.BACKSTOP_GRACE_MS
     state.timers.set(("backstop", action_id), state.now_ns + allowed_ms * 1_000_000)
+
+
+def _take_gpus(state: State, host: Host, grant: Grant, start: m.Start) -> None:
+    observe_gpus(host, state.now_ns)
+    holder = state.incarnations[grant.incarnation]
+    offer = holder.services.get(grant.service)
+    mib = -(-offer.weights_mib // len(start.gpus)) if offer is not None and start.gpus else host.gpus.memory_mib
+    copy = Copy(grant.service, grant.gpus, mib, holder.id, state.now_ns)
+    host.gpus.take(grant.gpus, copy, [(each.service, mask_of(each.gpus)) for each in start.evicts])
+    if grant.service:
+        use = state.uses.pop(grant.service, None) or Use()
+        state.uses[grant.service] = use
+        wanted(use, state.now_ns)
+        if len(state.uses) > limits.SERVICES_MAX:
+            del state.uses[next(iter(state.uses))]
+
+
+def _take_quota(state: State, name: str, tokens: int) -> None:
+    quota = state.quotas[name]
+    quota.take(tokens, state.now_ns)
+    refill(state, name)
+
+
+def refill(state: State, name: str) -> None:
+    """Tokens whose interval is over come back, and somebody has to look when the next are."""
+    quota = state.quotas.get(name)
+    due_ns = quota.refill(state.now_ns) if quota is not None else None
+    if due_ns is not None:
+        state.timers.set(("quota", (name,)), due_ns)
 
 
 def _occupy(state: State, grant: Grant, session: Session | None) -> None:
@@ -117,11 +166,12 @@ def completed(state: State, holder: Incarnation | None, action_id: ActionId, res
 
 def _learn(state: State, action: Action, grant: Grant, result: m.Result) -> None:
     """What a program that came to its own end took on its whole cores. A time-out says nothing about how a kind scales."""
-    units = len(grant.cores)
+    units = grant.gpus.bit_count() or len(grant.cores)
     ran = result.outcome in (Outcome.OK, Outcome.FAILED) and result.run_ns >= 1_000
-    if not ran or grant.opens or grant.amounts.get("cpu", 0) < MILLI or not setting(state, "learn"):
+    whole = grant.gpus or grant.amounts.get("cpu", 0) >= MILLI
+    if not ran or grant.opens or not whole or not setting(state, "learn"):
         return
-    key = (action.id.task, action.spec.kind)
+    key = model_key(action)
     model = state.models.pop(key, None) or Model()
     state.models[key] = model
     if len(state.models) > limits.MODELS_MAX:

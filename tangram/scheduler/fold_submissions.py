@@ -178,13 +178,17 @@ def _over_limit(state: State, action: Action) -> str:
 def never_fits(state: State, action: Action) -> str:
     """Why no live executor could ever run this action's minimum, or "". Without any there is nothing to compare."""
     cost = charge(state, action)
-    places = [(host, holder) for host in state.hosts.values() for holder in host.live if holder.key == action.key]
-    for host, holder in places:
-        if could_fit(host, holder, cost):
-            return ""
-    if not places or not cost:
+    places = [holder for host in state.hosts.values() for holder in host.live if holder.key == action.key]
+    if not places:
         return ""
-    largest = {name: max(size_of(host, holder, name) for host, holder in places) for name in cost}
+    service = action.spec.service
+    if service:
+        places = [holder for holder in places if service in holder.services]
+        if not places:
+            return f"no executor serves {service}"
+    if not cost or any(could_fit(state, holder, cost) for holder in places):
+        return ""
+    largest = {name: max(size_of(state, holder, name) for holder in places) for name in cost}
     return "at most " + ", ".join(f"{name} {amount}" for name, amount in sorted(largest.items())) + " on one executor"
 
 

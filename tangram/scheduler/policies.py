@@ -2,35 +2,53 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final, NamedTuple
 
 from tangram import limits
 from tangram.messages import Demand, Hint
+from tangram.rules import GPU_CHUNKS
 from tangram.scheduler import sizing
 from tangram.scheduler.cores import MILLI
-from tangram.scheduler.state import Action, Host, Incarnation, State
+from tangram.scheduler.gpus import chunks
+from tangram.scheduler.state import Action, Incarnation, State
+
+
+class GpuRule(Enum):
+    """Where an action of a service runs, and on how many GPUs (`services`).
+
+    PRICED: what costs least, the waiting of others included. MINIMUM, FIXED: on its least, or on `fixed_units`, GPUs, nobody
+    waits by choice, the copy that was used longest ago makes room. STATIC: on the `static_units` GPUs of its service.
+    """
+
+    PRICED = "priced"
+    MINIMUM = "minimum"
+    FIXED = "fixed"
+    STATIC = "static"
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
     """rule: how the candidates of a host share its cores; None: each has its minimum. reserves: a session holds `static_units`
     cores from open to close, and its actions run on them, as pods do. learns: sizes of which little is known are tried when
-    cores idle."""
+    cores idle. gpus: how actions of services are placed."""
 
     name: str
     rule: sizing.Rule | None = None
     reserves: bool = False
     learns: bool = False
+    gpus: GpuRule = GpuRule.MINIMUM
 
 
 POLICIES: Final = {
     policy.name: policy
     for policy in (
-        Policy("tangram", rule=sizing.priced, learns=True),
+        Policy("tangram", rule=sizing.priced, learns=True, gpus=GpuRule.PRICED),
         Policy("paper", rule=sizing.paper),
         Policy("marginal-gain", rule=sizing.marginal),
-        Policy("fixed-units", rule=sizing.fixed),
+        Policy("fixed-units", rule=sizing.fixed, gpus=GpuRule.FIXED),
         Policy("static-trajectory", reserves=True),
+        Policy("static-service", gpus=GpuRule.STATIC),
         Policy("fcfs-minimum"),
     )
 }
@@ -46,6 +64,7 @@ SETTINGS: Final = {
     "static_units": Setting(1, 1, 4_096),
     "fixed_units": Setting(4, 1, 4_096),
     "learn": Setting(1, 0, 1),
+    "count_restore": Setting(1, 0, 1),
     "prior_duration_us": Setting(1_000_000, 1, 24 * 3_600_000_000),
     "prior_parallel_ppm": Setting(600_000, 0, 1_000_000),
     "pending_max": Setting(limits.PENDING_MAX, 1, 10_000_000),
@@ -66,11 +85,22 @@ def prior_of(state: State) -> Hint:
     return Hint(duration_us=setting(state, "prior_duration_us"), parallel_ppm=setting(state, "prior_parallel_ppm"))
 
 
+def model_key(action: Action) -> tuple[str, str]:
+    """Which elasticity model an action belongs to: its task's, of its kind, and of the service that runs it."""
+    spec = action.spec
+    return action.id.task, f"{spec.kind}/{spec.service}" if spec.service else spec.kind
+
+
 def legal_units(demand: Demand) -> Sequence[int]:
     """The whole cores that a demand may have, rising; empty for a fraction of one."""
     if demand.legal:
         return tuple(amount // MILLI for amount in demand.legal)
     return range(demand.low // MILLI, max(demand.low, demand.high) // MILLI + 1) if demand.low >= MILLI else ()
+
+
+def legal_chunks(demand: Demand) -> tuple[int, ...]:
+    """The chunks of GPUs that a demand may have, rising."""
+    return demand.legal or tuple(size for size in GPU_CHUNKS if demand.low <= size <= max(demand.low, demand.high))
 
 
 def charge(state: State, action: Action) -> dict[str, Demand]:
@@ -83,11 +113,19 @@ def charge(state: State, action: Action) -> dict[str, Demand]:
     return cost
 
 
-def size_of(host: Host, holder: Incarnation, name: str) -> int:
-    """How much of a resource one executor has when nothing runs: of cpu its own cores in millicores, else the host's."""
-    return holder.cores_mask.bit_count() * MILLI if name == "cpu" else host.capacity.get(name, 0)
+def size_of(state: State, holder: Incarnation, name: str) -> int:
+    """How much of a resource one executor has when nothing runs: of cpu its own cores in millicores, of gpu its largest chunk,
+    of a quota what it ever lets through at once, else what its host has."""
+    if name == "cpu":
+        return holder.cores_mask.bit_count() * MILLI
+    if name == "gpu":
+        return max((size for size in GPU_CHUNKS if any(chunks(holder.gpus, size))), default=0)
+    quota = state.quotas.get(name)
+    if quota is not None:
+        return quota.limit.tokens or limits.AMOUNT_MAX
+    return state.hosts[holder.host].capacity.get(name, 0)
 
 
-def could_fit(host: Host, holder: Incarnation, cost: dict[str, Demand]) -> bool:
+def could_fit(state: State, holder: Incarnation, cost: dict[str, Demand]) -> bool:
     """Whether an executor could run what is charged so, if nothing else ran there."""
-    return all(size_of(host, holder, name) >= demand.low for name, demand in cost.items())
+    return all(size_of(state, holder, name) >= demand.low for name, demand in cost.items())

@@ -9,10 +9,12 @@ from tangram import messages as m
 from tangram.outcomes import Outcome
 from tangram.scheduler.cores import CorePool
 from tangram.scheduler.elasticity import Model
+from tangram.scheduler.gpus import GpuPool
+from tangram.scheduler.quotas import QuotaPool
 from tangram.scheduler.ready import Order, ReadyQueue
 from tangram.scheduler.timers import Timers
 
-BEHAVIOUR = 2
+BEHAVIOUR = 3
 """Version of what `step` and `plan` decide. It rises when the same log would be decided otherwise."""
 
 
@@ -43,6 +45,7 @@ class QueueKey(NamedTuple):
     key: str
     host: HostKey | None
     resources: tuple[str, ...]
+    service: str = ""
 
 
 class Phase(IntEnum):
@@ -77,6 +80,11 @@ class Grant:
     """It is for a session.open."""
     holds_session: bool = False
     """It is a sandbox's reservation, given back when the sandbox is gone."""
+    gpus: int = 0
+    """A mask, like `Incarnation.gpus`."""
+    service: str = ""
+    quotas: tuple[str, ...] = ()
+    """Names among the amounts that are quotas, of which it holds a place."""
     session: "Session | None" = None
     """The session the attempt runs in; no other action of it starts before this one's units are back."""
 
@@ -153,14 +161,25 @@ class Incarnation:
     grants: dict[GrantKey, Grant] = field(default_factory=dict)
     sessions: dict[ActionId, Session] = field(default_factory=dict)
     cores_mask: int = 0
+    gpus: int = 0
+    gpu_memory_mib: int = 0
+    services: dict[str, m.Service] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """The recent share of a host's cores in use: an exponentially weighted mean over log time, kept by `scheduler.load`."""
+    """The recent share of something in use: an exponentially weighted mean over log time, kept by `scheduler.load`."""
 
     used: float = 0.0
     weight: float = 0.0
+    at_ns: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Use:
+    """How often a service was wanted lately: uses, each of which fades with age, kept by `scheduler.load`."""
+
+    count: float = 0.0
     at_ns: int = 0
 
 
@@ -176,6 +195,8 @@ class Host:
     """Live incarnations, in the order they joined."""
     sessions: int = 0
     load: Load = field(default_factory=Load)
+    gpus: GpuPool = field(default_factory=GpuPool)
+    gpu_load: Load = field(default_factory=Load)
 
 
 @dataclass(slots=True, eq=False)
@@ -271,7 +292,11 @@ class State:
     hosts: dict[HostKey, Host] = field(default_factory=dict)
     queues: dict[QueueKey, ReadyQueue[Action]] = field(default_factory=dict)
     models: dict[tuple[str, str], Model] = field(default_factory=dict)
-    """By (task, kind), in the order of their last completion; at most limits.MODELS_MAX."""
+    """By (task, kind), in the order of their last completion; at most limits.MODELS_MAX. On GPUs the kind is
+    "<kind>/<service>"."""
+    uses: dict[str, Use] = field(default_factory=dict)
+    """By service, in the order of their last use; at most limits.SERVICES_MAX."""
+    quotas: dict[str, QuotaPool] = field(default_factory=dict)
     timers: Timers = field(default_factory=Timers)
     owed: Owed = field(default_factory=Owed)
 

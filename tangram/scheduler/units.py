@@ -7,7 +7,7 @@ from tangram.scheduler.candidates import Candidates, Decision, Room
 from tangram.scheduler.cores import MILLI
 from tangram.scheduler.elasticity import Curve, declared, learnt, size_to_try
 from tangram.scheduler.load import utilisation
-from tangram.scheduler.policies import Policy, charge, legal_units, prior_of, setting
+from tangram.scheduler.policies import Policy, charge, legal_units, model_key, prior_of, setting
 from tangram.scheduler.sizing import Candidate, Rule, View
 from tangram.scheduler.state import Action, HostKey, State
 
@@ -62,19 +62,19 @@ class Units:
         found = self._kinds.get(key)
         if found is None:
             sizes = legal_units(charge(self.state, action)["cpu"])
-            found = self._kinds[key] = Candidate(self._curve(action), sizes)
+            found = self._kinds[key] = Candidate(self.curve(action), sizes)
         return found
 
-    def _curve(self, action: Action) -> Curve:
+    def curve(self, action: Action) -> Curve:
         hint = action.spec.hint
-        model = self.state.models.get((action.id.task, action.spec.kind)) if setting(self.state, "learn") else None
+        model = self.state.models.get(model_key(action)) if setting(self.state, "learn") else None
         if model is None or (hint is not None and hint.table_us):
             return declared(hint if hint is not None else self._prior, self._prior)
         return learnt(model)
 
     def _try_out(self, action: Action, candidate: Candidate, free: int) -> int | None:
         """A size of which too little is known, when nobody else needs the units."""
-        model = self.state.models.get((action.id.task, action.spec.kind))
+        model = self.state.models.get(model_key(action))
         if model is None or candidate.curve.table or not setting(self.state, "learn"):
             return None
         return size_to_try(model, candidate.sizes, free)
@@ -140,4 +140,6 @@ class Units:
     def predict(self) -> None:
         """Each decision says how long it is taken to run, so that later ones know when its units come back."""
         for decision in self.found.decisions:
-            decision.predicted_us = int(self._curve(decision.action).at(max(decision.units, 1)))
+            if decision.gpus:
+                continue  # it counts the restore as well
+            decision.predicted_us = int(self.curve(decision.action).at(max(decision.units, 1)))

@@ -1,6 +1,7 @@
 """`plan(state) -> Window`: one pass over what waits. It reads the state and changes nothing.
 
 1. Candidates (`candidates`): in arrival order, each on its minimum of every resource it names.
+   Those that need GPUs are placed whole at their turn (`services`).
 2. Units (`units`): on each host, by the policy's rule (`sizing`), and which of the last candidates are left for later after all.
 3. Placement: exact core ids.
 """
@@ -9,6 +10,7 @@ from typing import NamedTuple
 
 from tangram.scheduler.candidates import Candidates, Decision
 from tangram.scheduler.policies import POLICIES
+from tangram.scheduler.services import Services
 from tangram.scheduler.state import ActionId, State
 from tangram.scheduler.units import Units
 
@@ -30,8 +32,9 @@ def plan(state: State, policy: str | None = None) -> Window:
     """Decides what to start now. `policy` overrides the leader's, for the fallback after a failed pass."""
     chosen = POLICIES[policy or state.policy]
     found = Candidates(state)
-    found.gather()
     units = Units(state, found)
+    services = Services(state, found, chosen, units.curve)
+    found.gather(services.try_)
     if chosen.rule is not None:
         units.share(chosen, chosen.rule)
     units.predict()
@@ -41,6 +44,6 @@ def plan(state: State, policy: str | None = None) -> Window:
         digest=state.digest,
         policy=chosen.name,
         decisions=found.decisions,
-        evicted=[action.id for action in units.evicted],
+        evicted=[action.id for action in (*units.evicted, *services.evicted)],
         fallback=policy is not None,
     )

@@ -74,6 +74,7 @@ START_FULL: Final = m.Start(
 CANCEL: Final = m.Cancel(task="t", client="c", n=7, attempt=2)
 NOTE_FULL: Final = m.WindowNote(policy="tangram", count=2, evicted=[("t", "c", 7)], fallback=True)
 
+SERVICE = m.Service(weights_mib=1, restore_us=2, restore_fixed_us=3)
 VALUES: Final[dict[str, msgspec.Struct]] = {
     "Demand.least": m.Demand(low=1),
     "Demand.full": m.Demand(low=1000, high=4000, legal=(1000, 4000)),
@@ -123,6 +124,23 @@ VALUES: Final[dict[str, msgspec.Struct]] = {
         version="0.1.0",
         features=["f"],
     ),
+    "ExecutorJoined.gpus": m.ExecutorJoined(
+        incarnation="e-1", key="gpu", host="h", machine_id="m", boot_id="b", gpus=[0, 1], gpu_memory_mib=4,
+        services={"s": SERVICE},
+    ),
+    "Service.least": m.Service(),
+    "Service.full": SERVICE,
+    "Resident.full": m.Resident(service="s", gpus=(2, 3)),
+    "Quota.least": m.Quota(),
+    "Quota.full": m.Quota(concurrency=2, tokens=3, interval_ms=1_000),
+    "LeaderStarted.quotas": m.LeaderStarted(leader="l", behaviour=3, policy="tangram", quotas={"q": m.Quota(tokens=1)}),
+    "Settings.quotas": m.Settings(epoch=1, quotas={}),
+    "Start.gpus": m.Start(
+        task="t", client="c", n=1, nonce=bytes(8), kind="k", timeout_ms=1, gpus=(0, 1), service="s",
+        evicts=(m.Resident(service="r", gpus=(0,)),),
+    ),
+    "ActionSpec.service": m.ActionSpec(nonce=bytes(8), kind="k", service="s"),
+    "ExecutorChanged.gpus": m.ExecutorChanged(incarnation="e-1", k=2, gpus=[], services={}),
     "ExecutorChanged.least": m.ExecutorChanged(incarnation="e-1", k=2),
     "ExecutorChanged.full": m.ExecutorChanged(
         incarnation="e-1", k=2, cores=[[0]], capacity={"memory": 1}, residency={"weights": 2}, dead=["e-0"]
