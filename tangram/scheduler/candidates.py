@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tangram import limits
 from tangram.messages import Demand, Resident
-from tangram.scheduler.cores import CorePool
+from tangram.scheduler.cores import MILLI, CorePool
 from tangram.scheduler.policies import charge, could_fit
 from tangram.scheduler.ready import Order
 from tangram.scheduler.state import Action, Host, HostKey, Incarnation, State
@@ -18,7 +18,8 @@ from tangram.scheduler.state import Action, Host, HostKey, Incarnation, State
 
 @dataclass(slots=True, eq=False)
 class Decision:
-    """One action of a window: where it runs and on what."""
+    """One action of a window: where it runs and on what. claimed: a mask of whole cores that are kept for it, until `units` says
+    which and how many it gets."""
 
     action: Action
     holder: Incarnation
@@ -26,6 +27,7 @@ class Decision:
     cores: tuple[int, ...]
     units: int
     predicted_us: int
+    claimed: int = 0
     gpus: tuple[int, ...] = ()
     evicts: tuple[Resident, ...] = ()
 
@@ -42,6 +44,12 @@ class Room:
     blocked: set[str]
     """Resources that an earlier candidate waits for; only asked for membership."""
     sessions: int
+    changes: int = 0
+    """Starts of this pass, whoever has them: a score is good until the next."""
+
+
+_Ranked = tuple[tuple[int, ...], int, int]
+"""(score, index among the takers, its room's changes then)."""
 
 
 class Candidates:
@@ -52,8 +60,8 @@ class Candidates:
         self.rooms: dict[HostKey, Room] = {}
         self.decisions: list[Decision] = []
         self._takers_of: dict[str, list[Incarnation]] = {}
-        self._ranked: dict[tuple[str, bool], list[tuple[tuple[int, ...], int]]] = {}
-        """Heaps of (score, index among the takers) by kind, and whether for openings."""
+        self._ranked: dict[tuple[str, bool], list[_Ranked]] = {}
+        """Heaps by kind, and whether for openings."""
         self._let_through: dict[str, tuple[int, int]] = {}
         """By quota: starts of this pass, and their tokens; (-1, 0) once one waits for it."""
         self._waiting: dict[tuple[object, ...], bool] = {}
@@ -117,18 +125,17 @@ class Candidates:
         key = (action.key, action.opens is not None)
         heap = self._ranked.get(key)
         if heap is None:
-            heap = [(self._score(action, self.room(each.host), each), index) for index, each in enumerate(takers)]
+            heap = [self._rank(action, each, index) for index, each in enumerate(takers)]
             heapq.heapify(heap)
             self._ranked[key] = heap
-        aside: list[tuple[tuple[int, ...], int]] = []
+        aside: list[_Ranked] = []
         chosen: Incarnation | None = None
         while heap and chosen is None:
-            score, index = heap[0]
+            _, index, changes = heap[0]
             holder = takers[index]
             room = self.room(holder.host)
-            now = self._score(action, room, holder)
-            if now != score:
-                heapq.heapreplace(heap, (now, index))
+            if room.changes != changes:
+                heapq.heapreplace(heap, self._rank(action, holder, index))
             elif self._fits(room, holder, cost):
                 chosen = holder
             else:
@@ -136,6 +143,10 @@ class Candidates:
         for entry in aside:
             heapq.heappush(heap, entry)
         return chosen
+
+    def _rank(self, action: Action, holder: Incarnation, index: int) -> _Ranked:
+        room = self.room(holder.host)
+        return self._score(action, room, holder), index, room.changes
 
     def _best_of(self, action: Action, cost: dict[str, Demand], holders: list[Incarnation]) -> Incarnation | None:
         fitting = [holder for holder in holders if self._fits(self.room(holder.host), holder, cost)]
@@ -191,10 +202,9 @@ class Candidates:
     @staticmethod
     def _score(action: Action, room: Room, holder: Incarnation) -> tuple[int, ...]:
         """Lower is better. New sessions spread by sessions per core; one-shot actions go where most cores are free."""
-        cores = max(room.pool.all.bit_count(), 1)
         load = len(holder.grants) + room.started.get(holder.id, 0)
         if action.opens is not None:
-            return (room.sessions * 1_000_000 // cores, load)
+            return (room.sessions * 1_000_000 // max(room.pool.all.bit_count(), 1), load)
         return (-room.pool.free(holder.cores_mask).bit_count(), load)
 
     def room(self, key: HostKey) -> Room:
@@ -239,6 +249,7 @@ class Candidates:
         room = self.room(holder.host)
         amounts: dict[str, int] = {}
         cores: tuple[int, ...] = ()
+        claimed = 0
         for name, demand in cost.items():
             quota = self.state.quotas.get(name)
             if quota is not None:
@@ -249,16 +260,19 @@ class Candidates:
             if not demand.low:
                 continue
             amounts[name] = demand.low
-            if name == "cpu":
+            if name == "cpu" and demand.low >= MILLI:
+                claimed = room.pool.claim(demand.low // MILLI, holder.cores_mask)
+            elif name == "cpu":
                 cores = room.pool.choose(demand.low, holder.cores_mask)
                 room.pool.take(cores, demand.low)
             else:
                 room.free[name] -= demand.low
+        room.changes += 1
         room.started[holder.id] = room.started.get(holder.id, 0) + 1
         if action.opens is not None:
             room.sessions += 1
         elif action.session is not None and action.session.cores and "cpu" in action.spec.cost:
             cores = action.session.cores
-        decision = Decision(action, holder, amounts, cores, len(cores), 0)
+        decision = Decision(action, holder, amounts, cores, len(cores), 0, claimed)
         self.decisions.append(decision)
         return decision

@@ -74,6 +74,44 @@ class CorePool:
             return self.extend((), 1, within) if core is None else (core,)
         return self.extend((), millicores // MILLI, within)
 
+    def claim(self, count: int, within: int = -1) -> int:
+        """Takes `count` whole cores, no matter which, until `choose_each` says which. Returns their mask. Raises ValueError if
+        there are not so many."""
+        free = self.free(within)
+        claimed = 0
+        for _ in range(count):
+            claimed |= free & -free
+            free &= free - 1
+        if claimed.bit_count() < count:
+            raise ValueError(f"{count - claimed.bit_count()} cores short")
+        self.used |= claimed
+        return claimed
+
+    def choose_each(self, counts: Iterable[int], claimed: int, within: int = -1) -> list[tuple[int, ...]]:
+        """Gives back what was claimed and takes whole cores for each in turn, the same as by `choose` and `take`. Raises
+        ValueError if there are not so many."""
+        self.used &= ~claimed
+        free = self.free(within)
+        shelves = [[core for core, bit in enumerate(bin(node & free)[:1:-1]) if bit == "1"] for node in self.nodes]
+        left = [len(shelf) for shelf in shelves]
+        chosen: list[tuple[int, ...]] = []
+        for count in counts:
+            more = count
+            cores: list[int] = []
+            while more:
+                most = max(left, default=0)
+                if not most:
+                    raise ValueError(f"{more} cores short")
+                node = left.index(most)
+                at = len(shelves[node]) - most
+                cores += shelves[node][at : at + more]
+                left[node] = max(0, most - more)
+                more -= most - left[node]
+            chosen.append(tuple(sorted(cores)))
+        for shelf, rest in zip(shelves, left, strict=True):
+            self.used |= mask_of(shelf[: len(shelf) - rest])
+        return chosen
+
     def extend(self, cores: tuple[int, ...], more: int, within: int = -1) -> tuple[int, ...]:
         """`cores` and `more` free ones, from the nodes that `cores` lie in first, then the node that has most free.
 

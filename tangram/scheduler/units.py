@@ -1,6 +1,7 @@
 """Step 2 of a pass: on each host, how many units each candidate gets, and which of the last ones are left for later after all;
 and step 3, exact core ids, in one NUMA node where possible."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from tangram.scheduler.candidates import Candidates, Decision, Room
@@ -8,7 +9,7 @@ from tangram.scheduler.cores import MILLI
 from tangram.scheduler.elasticity import Curve, declared, learnt, size_to_try
 from tangram.scheduler.load import utilisation
 from tangram.scheduler.policies import Policy, charge, legal_units, model_key, prior_of, setting
-from tangram.scheduler.sizing import Candidate, Rule, View
+from tangram.scheduler.sizing import Candidate, View
 from tangram.scheduler.state import Action, HostKey, State
 
 IDLE: Final = 0.5
@@ -24,45 +25,73 @@ class Units:
         self.found = found
         self.evicted: list[Action] = []
         self._kinds: dict[tuple[object, ...], Candidate] = {}
+        self._alike: dict[tuple[Curve, Sequence[int]], Candidate] = {}
+        self._predicted: dict[tuple[Candidate, int], int] = {}
         self._waiting: tuple[dict[HostKey, int], int] | None = None
         self._prior = prior_of(state)
 
-    def share(self, chosen: Policy, rule: Rule) -> None:
-        """On each host: how many units each candidate gets, and which of the last ones are left for later after all."""
-        groups: dict[tuple[HostKey, int], list[int]] = {}
-        for index, decision in enumerate(self.found.decisions):
-            if decision.amounts.get("cpu", 0) >= MILLI:
-                groups.setdefault((decision.holder.host, decision.holder.cores_mask), []).append(index)
-        evicted: set[int] = set()  # only asked for membership
-        for (key, mask), group in groups.items():
-            members = [self.found.decisions[index] for index in group]
-            candidates = [self._candidate(each.action) for each in members]
-            if not any(len(each.sizes) > 1 for each in candidates):
-                continue
-            room = self.found.rooms[key]
-            wide = "cpu" in room.blocked and room.pool.free(mask) > 0
-            for each in members:  # all anew, so that each has its cores together
-                room.pool.give(each.cores, each.amounts["cpu"])
-            view = self._view(room, members, mask, wide)
-            units = rule(view, candidates)
-            if chosen.learns and len(members) == 1 and not (view.behind or wide) and view.utilisation < IDLE:
-                units = [self._try_out(members[0].action, candidates[0], view.free) or units[0]]
-            for index, decision, amount in zip(group, members, units, strict=True):
-                if amount:
-                    self._place(room, decision, amount)
-                else:
-                    evicted.add(index)
+    def settle(self, chosen: Policy) -> None:
+        """Exact cores for all that claimed whole ones, by the policy's rule, and for each how long it is taken to run, so that
+        later passes know when its units come back."""
+        groups: dict[tuple[HostKey, int, bool], list[Decision]] = {}
+        for decision in self.found.decisions:
+            if decision.claimed:
+                where = (decision.holder.host, decision.holder.cores_mask, bool(decision.gpus))
+                groups.setdefault(where, []).append(decision)
+            elif not decision.gpus:
+                decision.predicted_us = self._predicted_us(self._kind(decision.action), decision.units)
+        evicted = False
+        for (host, mask, on_gpus), members in groups.items():
+            room = self.found.rooms[host]
+            if on_gpus:  # their units and times are those of the GPUs
+                self._place(room, mask, members, [each.claimed.bit_count() for each in members])
+            else:
+                evicted |= self._share(room, mask, members, chosen)
         if evicted:
-            self.evicted = [self.found.decisions[index].action for index in sorted(evicted)]
-            self.found.decisions = [decision for index, decision in enumerate(self.found.decisions) if index not in evicted]
+            self.evicted = [each.action for each in self.found.decisions if each.claimed and not each.units]
+            self.found.decisions = [each for each in self.found.decisions if each.units or not each.claimed]
 
-    def _candidate(self, action: Action) -> Candidate:
-        demand, hint = action.spec.cost["cpu"], action.spec.hint
-        key = (action.id.task, action.spec.kind, demand, hint)
+    def _share(self, room: Room, mask: int, members: list[Decision], chosen: Policy) -> bool:
+        """How many units each of those that share one set of cores gets. Returns whether any is left for later after all."""
+        kinds = [self._kind(each.action) for each in members]
+        if chosen.rule is None or all(len(each.sizes) == 1 for each in dict.fromkeys(kinds)):
+            units = [each.claimed.bit_count() for each in members]
+        else:
+            view = self._view(room, members, mask)
+            units = chosen.rule(view, kinds)
+            if chosen.learns and len(members) == 1 and not (view.behind or view.wide_waits) and view.utilisation < IDLE:
+                units = [self._try_out(members[0].action, kinds[0], view.free) or units[0]]
+        self._place(room, mask, members, units)
+        for decision, kind, amount in zip(members, kinds, units, strict=True):
+            decision.units = amount
+            decision.amounts["cpu"] = amount * MILLI
+            decision.predicted_us = self._predicted_us(kind, amount)
+        return 0 in units
+
+    @staticmethod
+    def _place(room: Room, mask: int, members: list[Decision], units: list[int]) -> None:
+        """All anew, so that each has its cores together."""
+        claimed = 0
+        for each in members:
+            claimed |= each.claimed
+        for decision, cores in zip(members, room.pool.choose_each(units, claimed, mask), strict=True):
+            decision.cores = cores
+
+    def _kind(self, action: Action) -> Candidate:
+        """The same for all that are alike."""
+        spec = action.spec
+        demand = charge(self.state, action).get("cpu")
+        key = (action.id.task, spec.kind, spec.service, demand, spec.hint)
         found = self._kinds.get(key)
         if found is None:
-            sizes = legal_units(charge(self.state, action)["cpu"])
-            found = self._kinds[key] = Candidate(self.curve(action), sizes)
+            curve, sizes = self.curve(action), legal_units(demand) if demand is not None else ()
+            found = self._kinds[key] = self._alike.setdefault((curve, sizes), Candidate(curve, sizes))
+        return found
+
+    def _predicted_us(self, kind: Candidate, units: int) -> int:
+        found = self._predicted.get((kind, units))
+        if found is None:
+            found = self._predicted[(kind, units)] = int(kind.curve.at(max(units, 1)))
         return found
 
     def curve(self, action: Action) -> Curve:
@@ -79,9 +108,10 @@ class Units:
             return None
         return size_to_try(model, candidate.sizes, free)
 
-    def _view(self, room: Room, members: list[Decision], mask: int, wide: bool) -> View:
+    def _view(self, room: Room, members: list[Decision], mask: int) -> View:
         state, host = self.state, room.host
         bound, unbound = self._queued()
+        left = room.pool.free(mask).bit_count()
         in_session = others = 0
         releases: list[tuple[float, int]] = []
         for holder in host.live:
@@ -103,13 +133,13 @@ class Units:
             thinking += room.pool.all.bit_count()
         return View(
             cores=(room.pool.all & mask).bit_count(),
-            free=room.pool.free(mask).bit_count(),
+            free=left + sum(each.claimed.bit_count() for each in members),
             behind=max(0, behind),
             thinking=thinking,
             utilisation=utilisation(host, state.now_ns),
             releases=releases,
             fixed=setting(state, "fixed_units"),
-            wide_waits=wide,
+            wide_waits="cpu" in room.blocked and left > 0,
             waited_us=(state.now_ns - members[0].action.ready_ns) / 1_000,
         )
 
@@ -126,20 +156,3 @@ class Units:
                         bound[key.host] = bound.get(key.host, 0) + len(queue)
             self._waiting = bound, unbound
         return self._waiting
-
-    def _place(self, room: Room, decision: Decision, units: int) -> None:
-        """Exact cores. Executors whose cores overlap in part may have taken some: then it has its minimum, which is free."""
-        mask = decision.holder.cores_mask
-        if room.pool.free(mask).bit_count() < units:
-            units = decision.units
-        decision.cores = room.pool.choose(units * MILLI, mask)
-        room.pool.take(decision.cores, units * MILLI)
-        decision.units = units
-        decision.amounts["cpu"] = units * MILLI
-
-    def predict(self) -> None:
-        """Each decision says how long it is taken to run, so that later ones know when its units come back."""
-        for decision in self.found.decisions:
-            if decision.gpus:
-                continue  # it counts the restore as well
-            decision.predicted_us = int(self.curve(decision.action).at(max(decision.units, 1)))
