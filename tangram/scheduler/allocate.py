@@ -1,56 +1,85 @@
-"""Spare units: who gets how many beyond its minimum."""
+"""Spare units: who gets how many beyond its minimum.
+
+Actions are of kinds, and of one kind the earlier ones never have less than the later ones. So a plan only counts: for each kind,
+how many of it have each size. Only `each` and a tie look at single actions.
+"""
 
 import heapq
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
+Plan = list[dict[int, int]]
+"""By kind: size -> how many have it."""
 Ladder = Callable[[int], tuple[float, int] | None]
 """From a size to (what each unit of the next step gains, the size after it); None where nothing gains any more. Gains must not
 rise from one step to the next."""
 
 
-def by_marginal_gain(least: Sequence[int], ladders: Sequence[Ladder], of: Sequence[int], spare: int) -> list[int]:
-    """Hands out `spare` units one step at a time, each to the action whose duration falls most for each unit it takes.
-
-    of[i] is the kind of action i; all of one kind begin at `least` and climb the same ladder, so a step is weighed once for
-    all that stand before it. Returns the amount for each action. Exact for steps of one unit (Fox 1966, "Discrete optimization
-    via marginal analysis"). Ties go to the earlier action; a step that does not fit leaves the room to smaller ones.
-    """
-    members: list[list[int]] = [[] for _ in ladders]
-    for index, kind in enumerate(of):
-        members[kind].append(index)
-    sizes = [least[kind] for kind in of]
-    steps: list[tuple[float, int, int, list[int]]] = []
-    """A heap of (-gain of a unit, kind, size after it, who stands before it)."""
-
-    def offer(kind: int, size: int, who: list[int]) -> None:
-        step = ladders[kind](size) if who else None
-        if step is not None:
-            heapq.heappush(steps, (-step[0], kind, step[1], who))
-
-    for kind, who in enumerate(members):
-        offer(kind, least[kind], who)
-    while steps and spare:
-        equal = [heapq.heappop(steps)]
-        while steps and steps[0][0] == equal[0][0]:
-            equal.append(heapq.heappop(steps))
-        if sum((size - sizes[who[0]]) * len(who) for _, _, size, who in equal) > spare:
-            equal = _first(equal, sizes, spare)
-        for _, kind, size, who in equal:
-            spare -= (size - sizes[who[0]]) * len(who)
-            for index in who:
+def each(plan: Plan, members: Sequence[Sequence[int]]) -> list[int]:
+    """The size of each action. members[kind] are the indices of its actions, rising; together they count from 0."""
+    sizes = [0] * sum([sum(numbers.values()) for numbers in plan])
+    for numbers, who in zip(plan, members, strict=True):
+        first = 0
+        for size in sorted(numbers, reverse=True):
+            for index in who[first : first + numbers[size]]:
                 sizes[index] = size
-            offer(kind, size, who)
+            first += numbers[size]
     return sizes
 
 
-def _first(
-    equal: list[tuple[float, int, int, list[int]]], sizes: list[int], spare: int
-) -> list[tuple[float, int, int, list[int]]]:
-    """Of steps that gain the same, those that fit when they are taken in order."""
-    taken: list[list[int]] = [[] for _ in equal]
-    for index, at in sorted((index, at) for at, (_, _, _, who) in enumerate(equal) for index in who):
-        step = equal[at][2] - sizes[index]
-        if step <= spare:
-            spare -= step
-            taken[at].append(index)
-    return [(gain, kind, size, who) for (gain, kind, size, _), who in zip(equal, taken, strict=True) if who]
+class _Step(NamedTuple):
+    """The members of a kind from `first` to before `last` stand on `size` and could go on to `to`."""
+
+    loss: float
+    """Of a unit; the gain, negated."""
+    kind: int
+    size: int
+    to: int
+    first: int
+    last: int
+
+
+def by_marginal_gain(least: Sequence[int], ladders: Sequence[Ladder], members: Sequence[Sequence[int]], spare: int) -> Plan:
+    """Hands out `spare` units one step at a time, each to the action whose duration falls most for each unit it takes.
+
+    All of a kind begin at `least` and climb the same ladder, so a step is weighed once for all that stand before it. Exact for
+    steps of one unit (Fox 1966, "Discrete optimization via marginal analysis"). Ties go to the earlier action; a step that does
+    not fit leaves the room to smaller ones. members: as for `each`.
+    """
+    plan: Plan = [{size: len(who)} for size, who in zip(least, members, strict=True)]
+    steps: list[_Step] = []
+
+    def offer(kind: int, size: int, first: int, last: int) -> None:
+        step = ladders[kind](size) if first < last else None
+        if step is not None:
+            heapq.heappush(steps, _Step(-step[0], kind, size, step[1], first, last))
+
+    for kind, who in enumerate(members):
+        offer(kind, least[kind], 0, len(who))
+    while steps and spare:
+        equal = [heapq.heappop(steps)]
+        while steps and steps[0].loss == equal[0].loss:
+            equal.append(heapq.heappop(steps))
+        if sum([(to - size) * (last - first) for _, _, size, to, first, last in equal]) > spare:
+            equal = _fitting(equal, members, spare)
+        for _, kind, size, to, first, last in equal:
+            spare -= (to - size) * (last - first)
+            plan[kind][size] -= last - first
+            plan[kind][to] = plan[kind].get(to, 0) + last - first
+            offer(kind, to, first, last)
+    return plan
+
+
+def _fitting(equal: list[_Step], members: Sequence[Sequence[int]], spare: int) -> list[_Step]:
+    """Of steps that gain the same, as much as fits when each action takes its own in turn."""
+    if len(equal) == 1:
+        only = equal[0]
+        return [only._replace(last=only.first + spare // (only.to - only.size))]
+    last = [step.first for step in equal]
+    turns = [(index, at) for at, step in enumerate(equal) for index in members[step.kind][step.first : step.last]]
+    for _, at in sorted(turns):
+        units = equal[at].to - equal[at].size
+        if units <= spare:
+            spare -= units
+            last[at] += 1
+    return [step._replace(last=end) for step, end in zip(equal, last, strict=True)]

@@ -48,8 +48,8 @@ class Room:
     """Starts of this pass, whoever has them: a score is good until the next."""
 
 
-_Ranked = tuple[tuple[int, ...], int, int]
-"""(score, index among the takers, its room's changes then)."""
+_Ranked = tuple[int, int, int, Incarnation, Room]
+"""(score, index among the takers, its room's changes then, itself, its room)."""
 
 
 class Candidates:
@@ -97,14 +97,14 @@ class Candidates:
             bound = self.state.incarnations[session.incarnation]
             if not could_fit(self.state, bound, cost):
                 return True
-            if not self._has_quota(cost):
+            if self.state.quotas and not self._has_quota(cost):
                 return False
             if self._fits(self.room(bound.host), bound, cost):
                 self.start(action, bound, cost)
                 return True
             self._hold_back(self.room(bound.host), bound, cost)
             return False
-        if not self._has_quota(cost):
+        if self.state.quotas and not self._has_quota(cost):
             return False
         alike = (action.key, action.avoid, *((name, demand.low) for name, demand in cost.items())) if self._waiting else ()
         if alike in self._waiting:
@@ -125,17 +125,18 @@ class Candidates:
         key = (action.key, action.opens is not None)
         heap = self._ranked.get(key)
         if heap is None:
-            heap = [self._rank(action, each, index) for index, each in enumerate(takers)]
+            heap = []
+            for index, holder in enumerate(takers):
+                room = self.room(holder.host)
+                heap.append((self._score(action, room, holder), index, room.changes, holder, room))
             heapq.heapify(heap)
             self._ranked[key] = heap
         aside: list[_Ranked] = []
         chosen: Incarnation | None = None
         while heap and chosen is None:
-            _, index, changes = heap[0]
-            holder = takers[index]
-            room = self.room(holder.host)
+            _, index, changes, holder, room = heap[0]
             if room.changes != changes:
-                heapq.heapreplace(heap, self._rank(action, holder, index))
+                heapq.heapreplace(heap, (self._score(action, room, holder), index, room.changes, holder, room))
             elif self._fits(room, holder, cost):
                 chosen = holder
             else:
@@ -143,10 +144,6 @@ class Candidates:
         for entry in aside:
             heapq.heappush(heap, entry)
         return chosen
-
-    def _rank(self, action: Action, holder: Incarnation, index: int) -> _Ranked:
-        room = self.room(holder.host)
-        return self._score(action, room, holder), index, room.changes
 
     def _best_of(self, action: Action, cost: dict[str, Demand], holders: list[Incarnation]) -> Incarnation | None:
         fitting = [holder for holder in holders if self._fits(self.room(holder.host), holder, cost)]
@@ -200,12 +197,13 @@ class Candidates:
         return fresh or holders
 
     @staticmethod
-    def _score(action: Action, room: Room, holder: Incarnation) -> tuple[int, ...]:
-        """Lower is better. New sessions spread by sessions per core; one-shot actions go where most cores are free."""
+    def _score(action: Action, room: Room, holder: Incarnation) -> int:
+        """Lower is better. New sessions spread by sessions per core; one-shot actions go where most cores are free; between
+        equals to who has least to do."""
         load = len(holder.grants) + room.started.get(holder.id, 0)
         if action.opens is not None:
-            return (room.sessions * 1_000_000 // max(room.pool.all.bit_count(), 1), load)
-        return (-room.pool.free(holder.cores_mask).bit_count(), load)
+            return (room.sessions * 1_000_000 // max(room.pool.all.bit_count(), 1) << 32) + load
+        return load - (room.pool.free(holder.cores_mask).bit_count() << 32)
 
     def room(self, key: HostKey) -> Room:
         room = self.rooms.get(key)
@@ -217,14 +215,12 @@ class Candidates:
 
     def _fits(self, room: Room, holder: Incarnation, cost: dict[str, Demand]) -> bool:
         for name, demand in cost.items():
-            if not demand.low or name in self.state.quotas:
+            low = demand.low
+            if not low or name in self.state.quotas:
                 continue
             if name in room.blocked:
                 return False
-            if name == "cpu":
-                if not room.pool.fits(demand.low, holder.cores_mask):
-                    return False
-            elif room.free.get(name, 0) < demand.low:
+            if not room.pool.fits(low, holder.cores_mask) if name == "cpu" else room.free.get(name, 0) < low:
                 return False
         return True
 
@@ -246,27 +242,25 @@ class Candidates:
 
     def start(self, action: Action, holder: Incarnation, cost: dict[str, Demand]) -> Decision:
         """Takes its minimum of everything that `cost` names."""
-        room = self.room(holder.host)
+        room, quotas = self.room(holder.host), self.state.quotas
         amounts: dict[str, int] = {}
         cores: tuple[int, ...] = ()
         claimed = 0
         for name, demand in cost.items():
-            quota = self.state.quotas.get(name)
-            if quota is not None:
+            low = demand.low
+            if name in quotas:
                 count, tokens = self._let_through.get(name, (0, 0))
-                self._let_through[name] = (count + 1, tokens + demand.low)
-                amounts[name] = demand.low
+                self._let_through[name] = (count + 1, tokens + low)
+            elif not low:
                 continue
-            if not demand.low:
-                continue
-            amounts[name] = demand.low
-            if name == "cpu" and demand.low >= MILLI:
-                claimed = room.pool.claim(demand.low // MILLI, holder.cores_mask)
-            elif name == "cpu":
-                cores = room.pool.choose(demand.low, holder.cores_mask)
-                room.pool.take(cores, demand.low)
+            elif name != "cpu":
+                room.free[name] -= low
+            elif low >= MILLI:
+                claimed = room.pool.claim(low // MILLI, holder.cores_mask)
             else:
-                room.free[name] -= demand.low
+                cores = room.pool.choose(low, holder.cores_mask)
+                room.pool.take(cores, low)
+            amounts[name] = low
         room.changes += 1
         room.started[holder.id] = room.started.get(holder.id, 0) + 1
         if action.opens is not None:

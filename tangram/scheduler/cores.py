@@ -77,37 +77,34 @@ class CorePool:
     def claim(self, count: int, within: int = -1) -> int:
         """Takes `count` whole cores, no matter which, until `choose_each` says which. Returns their mask. Raises ValueError if
         there are not so many."""
-        free = self.free(within)
-        claimed = 0
+        free = left = self.free(within)
         for _ in range(count):
-            claimed |= free & -free
-            free &= free - 1
-        if claimed.bit_count() < count:
-            raise ValueError(f"{count - claimed.bit_count()} cores short")
-        self.used |= claimed
-        return claimed
+            if not left:
+                raise ValueError(f"{count - free.bit_count()} cores short")
+            left &= left - 1
+        self.used |= free ^ left
+        return free ^ left
 
     def choose_each(self, counts: Iterable[int], claimed: int, within: int = -1) -> list[tuple[int, ...]]:
         """Gives back what was claimed and takes whole cores for each in turn, the same as by `choose` and `take`. Raises
         ValueError if there are not so many."""
         self.used &= ~claimed
         free = self.free(within)
-        shelves = [[core for core, bit in enumerate(bin(node & free)[:1:-1]) if bit == "1"] for node in self.nodes]
+        shelves = [tuple([core for core, bit in enumerate(bin(node & free)[:1:-1]) if bit == "1"]) for node in self.nodes]
         left = [len(shelf) for shelf in shelves]
         chosen: list[tuple[int, ...]] = []
         for count in counts:
-            more = count
-            cores: list[int] = []
-            while more:
+            cores: tuple[int, ...] = ()
+            while len(cores) < count:
                 most = max(left, default=0)
                 if not most:
-                    raise ValueError(f"{more} cores short")
+                    raise ValueError(f"{count - len(cores)} cores short")
                 node = left.index(most)
                 at = len(shelves[node]) - most
-                cores += shelves[node][at : at + more]
-                left[node] = max(0, most - more)
-                more -= most - left[node]
-            chosen.append(tuple(sorted(cores)))
+                found = shelves[node][at : at + count - len(cores)]
+                left[node] -= len(found)
+                cores = tuple(sorted(cores + found)) if cores else found
+            chosen.append(cores)
         for shelf, rest in zip(shelves, left, strict=True):
             self.used |= mask_of(shelf[: len(shelf) - rest])
         return chosen

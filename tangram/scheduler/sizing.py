@@ -11,12 +11,11 @@ what it uses are least together. Only + - * / and sqrt, in a fixed order.
 
 import heapq
 from bisect import bisect_left, bisect_right
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tangram.scheduler.allocate import by_marginal_gain
+from tangram.scheduler.allocate import Plan, by_marginal_gain, each
 from tangram.scheduler.elasticity import Curve
 
 BEHIND_MAX: Final = 64
@@ -78,35 +77,48 @@ class Candidate:
 
 
 class Group:
-    """Candidates in order, by kind: what is alike is computed once and counted. kinds: each once; of: the kind of each."""
+    """Candidates in order, by kind: what is alike is computed once and counted. kinds: each once; of: the kind of each;
+    members: the indices of each kind, rising."""
 
     def __init__(self, candidates: list[Candidate]) -> None:
-        kinds = {id(each): each for each in candidates}
-        index = {key: at for at, key in enumerate(kinds)}
-        self.kinds = list(kinds.values())
-        self.of = [index[id(each)] for each in candidates]
-        self.least = [each.sizes[0] for each in self.kinds]
+        members: dict[Candidate, list[int]] = {}
+        for index, candidate in enumerate(candidates):
+            members.setdefault(candidate, []).append(index)
+        self.kinds = list(members)
+        self.members = list(members.values())
+        self.least = [kind.sizes[0] for kind in self.kinds]
+        self.of = [0] * len(candidates)
+        for kind, who in enumerate(self.members):
+            for index in who:
+                self.of[index] = kind
 
     def __len__(self) -> int:
         return len(self.of)
 
     def total(self, sizes: list[int], count: int) -> int:
         """Units of the first `count`, on `sizes` by kind."""
-        return sum(sizes[kind] * number for kind, number in Counter(self.of[:count]).items())
+        return sum([size * bisect_left(who, count) for size, who in zip(sizes, self.members, strict=True)])
 
-    def each(self, sizes: list[int], count: int) -> list[int]:
-        return [sizes[kind] for kind in self.of[:count]]
+    def plan(self, sizes: list[int], count: int) -> Plan:
+        """The first `count` on `sizes` by kind."""
+        return [{size: bisect_left(who, count)} for size, who in zip(sizes, self.members, strict=True)]
+
+    def each(self, plan: Plan) -> list[int]:
+        """Units of all candidates: 0 for those that are not in it."""
+        sizes = each(plan, self.members)
+        return sizes + [0] * (len(self) - len(sizes))
 
     def best(self, price: float, most: int) -> list[int]:
         """By kind."""
-        return [each.best(price, most) for each in self.kinds]
+        return [kind.best(price, most) for kind in self.kinds]
 
-    def from_minimum(self, view: "View", count: int) -> list[int]:
+    def from_minimum(self, view: "View", count: int) -> Plan:
         """The first `count`, each from its minimum up by marginal gain."""
         if view.wide_waits:
-            return self.each(self.least, count)
-        ladders = [each.step for each in self.kinds]
-        return by_marginal_gain(self.least, ladders, self.of[:count], view.free - self.total(self.least, count))
+            return self.plan(self.least, count)
+        ladders = [kind.step for kind in self.kinds]
+        members = [who[: bisect_left(who, count)] for who in self.members]
+        return by_marginal_gain(self.least, ladders, members, view.free - self.total(self.least, count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,48 +163,47 @@ def fixed(view: View, candidates: list[Candidate]) -> list[int]:
 
 def marginal(view: View, candidates: list[Candidate]) -> list[int]:
     """Every candidate starts; spare units go where the duration falls most."""
-    return Group(candidates).from_minimum(view, len(candidates))
+    group = Group(candidates)
+    return group.each(group.from_minimum(view, len(group)))
 
 
 def paper(view: View, candidates: list[Candidate]) -> list[int]:
     """Evicts the last candidate while the sum of completion times, with an estimate for all that is left, falls."""
     group = Group(candidates)
-    if view.wide_waits:
-        return group.from_minimum(view, len(group))
-    best: list[int] | None = None
-    least = 0.0
-    for count in range(len(group), 0, -1):
-        units = group.from_minimum(view, count)
-        objective = _objective(view, group, units, group.least, 0.0)
-        if best is not None and objective >= least:
-            break
-        best, least = units, objective
-        if count < len(group) - BEHIND_MAX:
-            break
-    assert best is not None
-    return best + [0] * (len(group) - len(best))
+    best = group.from_minimum(view, len(group))
+    if not view.wide_waits:
+        least = _objective(view, group, best, len(group), group.least, 0.0)
+        for count in range(len(group) - 1, max(0, len(group) - BEHIND_MAX - 2), -1):
+            plan = group.from_minimum(view, count)
+            objective = _objective(view, group, plan, count, group.least, 0.0)
+            if objective >= least:
+                break
+            best, least = plan, objective
+    return group.each(best)
 
 
-def _objective(view: View, group: Group, units: list[int], rest: list[int], price: float) -> float:
-    """Sum of completion times in microseconds: of what starts now on `units`, and of the other candidates when they start in
-    order on the sizes of `rest` (by kind), as units come back (a heap of finish times). price: added for each core-microsecond
-    used."""
+def _objective(view: View, group: Group, plan: Plan, count: int, rest: list[int], price: float) -> float:
+    """Sum of completion times in microseconds: of the first `count`, which start now as planned, and of the other candidates
+    when they start in order on the sizes of `rest` (by kind), as units come back (a heap of finish times). price: added for each
+    core-microsecond used."""
     total = 0.0
     heap = list(view.releases)
     free = view.free
-    for (kind, size), number in Counter(zip(group.of, units, strict=False)).items():
-        took = group.kinds[kind].curve.at(size)
-        total += number * took * (1 + price * size)
-        free -= number * size
-        heap.append((took, number * size))
-    following = group.of[len(units) : len(units) + BEHIND_MAX]
+    for kind, numbers in zip(group.kinds, plan, strict=True):
+        for size, number in numbers.items():
+            if number:
+                took = kind.curve.at(size)
+                total += number * took * (1 + price * size)
+                free -= number * size
+                heap.append((took, number * size))
+    following = group.of[count : count + BEHIND_MAX]
     if not following:
         return total
-    durations = [each.curve.at(size) for each, size in zip(group.kinds, rest, strict=True)]
+    durations = [kind.curve.at(size) for kind, size in zip(group.kinds, rest, strict=True)]
     heapq.heapify(heap)
     now = 0.0
-    for kind in following:
-        size, took = rest[kind], durations[kind]
+    for at in following:
+        size, took = rest[at], durations[at]
         while free < size and heap:
             now, back = heapq.heappop(heap)
             free += back
@@ -246,7 +257,7 @@ def priced(view: View, candidates: list[Candidate]) -> list[int]:
     group = Group(candidates)
     every = len(group)
     if view.wide_waits:
-        return group.from_minimum(view, every)
+        return group.each(group.from_minimum(view, every))
     prices = Prices(view, every)
     for _ in range(2):  # what the candidates take makes the future dearer, which makes them take less
         sizes = group.best(prices.at(every), view.cores)
@@ -256,7 +267,7 @@ def priced(view: View, candidates: list[Candidate]) -> list[int]:
         prices.expect_free(left)
     sizes = group.best(prices.at(every), view.cores)
     if group.total(sizes, every) <= view.free:
-        return group.each(sizes, every)
+        return [sizes[kind] for kind in group.of]
     low, high = 0, every - 1
     while low < high:  # the largest prefix that fits at the price with it started
         middle = (low + high + 1) // 2
@@ -264,42 +275,43 @@ def priced(view: View, candidates: list[Candidate]) -> list[int]:
             low = middle
         else:
             high = middle - 1
-    best: list[int] = []
-    least: float | None = None
+    started, best, least = 0, group.plan(group.least, 0), 0.0
     for count in sorted({low, (low + every) // 2, every} - {0}):
         sizes = group.best(prices.at(count), view.cores)
         fits = group.total(sizes, count) <= view.free
-        plan = group.each(sizes, count) if fits else group.from_minimum(view, count)
-        cost = _objective(view, group, plan, sizes, prices.future(0))
-        if least is None or cost < least:
-            best, least = plan, cost
-    if low == 0 and len(best) == 1:  # not even the first one fits at its price
-        best = []
-    if len(best) < every:
-        best = _or_wait(view, group, best, prices)
-    return best + [0] * (every - len(best))
+        plan = group.plan(sizes, count) if fits else group.from_minimum(view, count)
+        cost = _objective(view, group, plan, count, sizes, prices.future(0))
+        if not started or cost < least:
+            started, best, least = count, plan, cost
+    if low == 0 and started == 1:  # not even the first one fits at its price
+        started, best = 0, group.plan(group.least, 0)
+    units = group.each(best)
+    if started < every:
+        units[started] = _first_waiting(view, group, best, started, prices)
+    return units
 
 
-def _or_wait(view: View, group: Group, started: list[int], prices: Prices) -> list[int]:
-    """The next candidate in order starts on what is left, or waits by choice for the next units that come back; it never waits
-    longer than it would run on what there is."""
-    free = view.free - sum(started)
-    head = group.kinds[group.of[len(started)]]
+def _first_waiting(view: View, group: Group, plan: Plan, started: int, prices: Prices) -> int:
+    """The next candidate in order starts on what is left, or waits by choice (0 units) for the next that come back; it never
+    waits longer than it would run on what there is."""
+    free = view.free - sum([size * number for numbers in plan for size, number in numbers.items()])
+    head = group.kinds[group.of[started]]
     if free < head.sizes[0]:
-        return started
-    price = prices.at(len(started) + 1)
+        return 0
+    price = prices.at(started + 1)
     now_size = head.best(price, free)
     now_us = head.curve.at(now_size)
     least = now_us * (1 + price * now_size)
     if started or view.waited_us < now_us:
         available = free
         ends = view.releases[:WAITS_MAX]
-        for (kind, size), number in Counter(zip(group.of, started, strict=False)).items():
-            ends += [(group.kinds[kind].curve.at(size), size)] * min(number, WAITS_MAX)
+        for kind, numbers in zip(group.kinds, plan, strict=True):
+            for size, number in numbers.items():
+                ends += [(kind.curve.at(size), size)] * min(number, WAITS_MAX)
         for at_us, back in sorted(ends)[:WAITS_MAX]:
             available += back
             size = head.best(price, available)
             took_us = head.curve.at(size)
             if WAIT_GAIN * (at_us + took_us * (1 + price * size) + price * free * at_us) < least:
-                return started
-    return [*started, now_size]
+                return 0
+    return now_size

@@ -5,7 +5,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tangram.scheduler.allocate import by_marginal_gain
+from tangram.scheduler.allocate import by_marginal_gain, each
 from tangram.scheduler.elasticity import Curve
 from tangram.scheduler.sizing import Candidate
 
@@ -15,7 +15,8 @@ Table = dict[int, int]
 
 def shared(tables: list[Table], of: list[int], spare: int) -> list[int]:
     kinds = [Candidate(Curve(0, 0, 0, tuple(sorted(table.items()))), sorted(table)) for table in tables]
-    return by_marginal_gain([kind.sizes[0] for kind in kinds], [kind.step for kind in kinds], of, spare)
+    members = [[index for index, its in enumerate(of) if its == kind] for kind in range(len(kinds))]
+    return each(by_marginal_gain([kind.sizes[0] for kind in kinds], [kind.step for kind in kinds], members, spare), members)
 
 
 @st.composite
@@ -73,7 +74,7 @@ def test_of_equal_actions_the_earlier_has_at_least_what_the_later_has(case: tupl
     tables, of = case
     chosen = shared(tables, of, spare)
     for kind in range(len(tables)):
-        alike = [size for each, size in zip(of, chosen, strict=True) if each == kind]
+        alike = [size for its, size in zip(of, chosen, strict=True) if its == kind]
         assert alike == sorted(alike, reverse=True)
 
 
