@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tangram.simulation.driver import Setup, Simulation
     from tangram.simulation.pool import Machine
     from tangram.simulation.work import Trajectory
+    from tangram.simulation.workloads import Workload
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -27,7 +28,10 @@ def add_to(commands: "Commands") -> None:
     simulate = commands.add_parser("simulate", help="a trace or a workload on a virtual clock, with the real scheduler")
     _add_source(simulate)
     simulate.add_argument(
-        "--pool", required=True, metavar="cpu=N|FILE", help="cpu=256 (one host), cpu=15x256 (15 hosts), or a TOML file of hosts"
+        "--pool",
+        required=True,
+        metavar="cpu=N|FILE",
+        help="cpu=256 (one host), cpu=15x256,gpu=5x8 (15 and 5 hosts), or a TOML file of hosts",
     )
     simulate.add_argument("--oracle", action="store_true", help="also with hints that tell the truth, beside it")
     simulate.add_argument("--actions-out", type=Path, metavar="FILE", help="each action: JSON lines, or CSV by the name's ending")
@@ -46,10 +50,13 @@ def _add_source(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--workload",
         choices=list(WORKLOADS),
-        help="made from a seed instead; there is none that needs GPUs or quotas, as the scheduler has no such resources yet",
+        help="made from a seed instead",
     )
     command.add_argument("--trajectories", type=common.positive, metavar="N", help="of the workload")
     command.add_argument("--seed", type=int, metavar="S", help="of the workload (default: 0)")
+    command.add_argument(
+        "--vary", action="append", default=[], metavar="NAME=FACTOR", help="multiply a number of the workload (repeatable)"
+    )
     command.add_argument("--policy", default="tangram", choices=list(POLICIES))
     command.add_argument("--units", type=common.positive, metavar="K", help="of a policy with a fixed size")
     command.add_argument("--set", action="append", default=[], metavar="NAME=INTEGER", help=f"one of {', '.join(SETTINGS)}")
@@ -69,25 +76,38 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _trajectories(given: argparse.Namespace) -> "list[Trajectory]":
+def _source(given: argparse.Namespace) -> "tuple[list[Trajectory], Workload | None]":
+    """What is simulated, and the workload that it is from."""
     from tangram.simulation import trace, workloads
 
     if (given.trace is None) == (given.workload is None):
         raise ConfigError("name a TRACE or a --workload, one of them")
     if given.workload is None:
-        for option in ("trajectories", "seed"):
-            if getattr(given, option) is not None:
+        for option in ("trajectories", "seed", "vary"):
+            if getattr(given, option):
                 raise ConfigError(f"--{option}: is for a --workload")
         assumptions = trace.load_assumptions(given.assume) if given.assume else {}
-        return trace.load(given.trace, assumptions, given.exclude_kind)
+        return trace.load(given.trace, assumptions, given.exclude_kind), None
     if given.assume or given.exclude_kind:
         raise ConfigError(f"{'--assume' if given.assume else '--exclude-kind'}: is for a TRACE")
     if given.trajectories is None:
         raise ConfigError("--trajectories: must be given with --workload")
-    return workloads.WORKLOADS[given.workload].trajectories(given.trajectories, given.seed or 0)
+    workload = workloads.varied(workloads.WORKLOADS[given.workload], dict(map(_factor, given.vary)))
+    return workload.trajectories(given.trajectories, given.seed or 0), workload
 
 
-def _setup(given: argparse.Namespace) -> "Setup":
+def _factor(text: str) -> tuple[str, float]:
+    name, _, factor = text.partition("=")
+    try:
+        value = float(factor)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise ConfigError(f"--vary {text}: must be NAME=FACTOR, with a factor above 0")
+    return name, value
+
+
+def _setup(given: argparse.Namespace, workload: "Workload | None") -> "Setup":
     from tangram.scheduler.policies import SETTINGS
     from tangram.simulation.driver import UNITS_SETTING, Setup
 
@@ -99,7 +119,14 @@ def _setup(given: argparse.Namespace) -> "Setup":
         settings |= common.settings([f"{name}={given.units}"])
     if not 0 <= given.round_trip_ms <= limits.TICK_NS / 1e6:
         raise ConfigError(f"--round-trip-ms {given.round_trip_ms:g}: must be 0 to {limits.TICK_NS / 1e6:g}")
-    return Setup(given.policy, settings, round(given.round_trip_ms * 1e6), given.one_shot)
+    return Setup(
+        given.policy,
+        settings,
+        round(given.round_trip_ms * 1e6),
+        given.one_shot,
+        services=workload.services if workload is not None else {},
+        quotas=workload.quotas if workload is not None else {},
+    )
 
 
 def _run(trajectories: "list[Trajectory]", pool: "list[Machine]", setup: "Setup") -> "Simulation":
@@ -118,11 +145,14 @@ def _simulate(given: argparse.Namespace) -> int:
     out: Path | None = given.actions_out
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
         raise ConfigError(f"--actions-out {out}: must be a file in a folder that exists")
-    setup = _setup(given)
     machines = pool.parse(given.pool)
-    trajectories = _trajectories(given)
+    trajectories, workload = _source(given)
+    setup = _setup(given, workload)
     simulation = _run(trajectories, machines, setup)
     columns = {given.policy: report.figures(simulation)}
+    tasks = sorted({trajectory.task for trajectory in trajectories})
+    if len(tasks) > 1:
+        columns |= {task: report.figures(simulation, task) for task in tasks}
     if out is not None:
         report.write_actions(simulation.done, out)
     if given.oracle:
@@ -131,10 +161,13 @@ def _simulate(given: argparse.Namespace) -> int:
         found = structs.asdict(columns[given.policy])
         if given.oracle:
             found["oracle"] = structs.asdict(columns["oracle"])
+        if len(tasks) > 1:
+            found["tasks"] = {task: structs.asdict(columns[task]) for task in tasks}
         print(json.dumps(found))
         return 0
-    cores, hosts = sum(each.cores for each in machines), len(machines)
-    print(f"{len(trajectories):,} trajectories on {cores:,} cores of {hosts:,} host{'' if hosts == 1 else 's'}")
+    cores, gpus, hosts = sum(each.cores for each in machines), sum(each.gpus for each in machines), len(machines)
+    units = " and ".join([f"{cores:,} cores"] * (cores > 0) + [f"{gpus:,} GPUs"] * (gpus > 0))
+    print(f"{len(trajectories):,} trajectories on {units} of {hosts:,} host{'' if hosts == 1 else 's'}")
     if given.assume is not None:
         print(f"how kinds scale is assumed: {given.assume}")
     for line in report.lines(columns):
@@ -146,8 +179,8 @@ def _size(given: argparse.Namespace) -> int:
     from tangram.simulation import report, size
     from tangram.simulation.pool import Machine
 
-    setup = _setup(given)
-    trajectories = _trajectories(given)
+    trajectories, workload = _source(given)
+    setup = _setup(given, workload)
 
     def mean_act_s(cores: int) -> float:
         found = report.figures(_run(trajectories, [Machine((cores,))], setup)).mean_act_s

@@ -62,6 +62,7 @@ class Setting(NamedTuple):
 
 SETTINGS: Final = {
     "static_units": Setting(1, 1, 4_096),
+    "static_replicas": Setting(1, 1, 4_096),
     "fixed_units": Setting(4, 1, 4_096),
     "learn": Setting(1, 0, 1),
     "count_restore": Setting(1, 0, 1),

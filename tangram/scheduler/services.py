@@ -9,35 +9,26 @@ them until then.
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from tangram import messages as m
+from tangram.rules import GPU_CHUNKS
 from tangram.scheduler.candidates import Candidates
 from tangram.scheduler.cores import cores_of
 from tangram.scheduler.elasticity import Curve
+from tangram.scheduler.gpu_rooms import GpuRoom, restore_us
 from tangram.scheduler.gpus import Copy, chunks
-from tangram.scheduler.load import gpu_utilisation, rate
+from tangram.scheduler.load import gpu_utilisation
 from tangram.scheduler.policies import GpuRule, Policy, charge, legal_chunks, setting
 from tangram.scheduler.sizing import Prices, View
-from tangram.scheduler.state import Action, Host, HostKey, Incarnation, State
+from tangram.scheduler.state import Action, HostKey, Incarnation, State
 
 LOOKED_AT_MAX: Final = 64
 """Candidates of one pass that wait; those behind them are not looked at."""
 PATIENCE_NS: Final = 20_000_000_000
 """Beyond this nobody uses the GPUs that a waiting action needs, however short."""
-REUSE_S: Final = 10.0
-"""A copy is worth its restore time, times the chance that its service is wanted within about this long."""
-NEVER_US: Final = 1e15
-
-
-class _Spot(NamedTuple):
-    """A chunk onto which a copy could be restored. loss: what its victims are worth, in microseconds."""
-
-    gpus: int
-    loss: float
-    victims: tuple[Copy, ...]
+_NO_SERVICE: Final = m.Service()
 
 
 class Place(NamedTuple):
@@ -52,32 +43,9 @@ class Place(NamedTuple):
     victims: tuple[Copy, ...]
 
 
-@dataclass(slots=True, eq=False)
-class _Room:
-    """The GPUs of one host in this pass."""
-
-    host: Host
-    used: int
-    copies: list[Copy]
-    until: dict[int, float]
-    """GPU (a mask of one bit) -> when it will be free of all that runs or waits for it; those that are free now are not in it."""
-    reserved: dict[int, float] = field(default_factory=dict)
-    """GPU -> when somebody who waits begins on it."""
-    spots: dict[tuple[str, int, int], "_Spot | None"] = field(default_factory=dict)
-    """What `_spot` found, by holder, size and MiB."""
-
-    def begins(self, gpus: int) -> float:
-        return max((self.until.get(gpu, 0.0) for gpu in _each(gpus)), default=0.0)
-
-    def lent_until(self, gpus: int) -> float:
-        return min((self.reserved.get(gpu, NEVER_US) for gpu in _each(gpus)), default=NEVER_US)
-
-
-def _each(mask: int) -> Iterator[int]:
-    while mask:
-        low = mask & -mask
-        yield low
-        mask ^= low
+def _mib(offer: m.Service, size: int) -> int:
+    """Of a copy's weights, on each of its GPUs."""
+    return -(-offer.weights_mib // size)
 
 
 class Services:
@@ -89,15 +57,18 @@ class Services:
         self.evicted: list[Action] = []
         self._rule = policy.gpus
         self._curve_of = curve_of
-        self._rooms: dict[HostKey, _Room] = {}
+        self._rooms: dict[HostKey, GpuRoom] = {}
         self._waiting: dict[tuple[object, ...], deque[Action]] = {}
         """Those that wait by choice, by all that makes two of them equal."""
         self._waits = 0
         self._price: float | None = None
-        self._pins: dict[str, tuple[Incarnation, int]] | None = None
+        self._has_free = True
+        self._pins: dict[str, list[tuple[Incarnation, int]]] | None = None
 
     def try_(self, action: Action) -> bool:
         """Starts a candidate or lets it wait. Returns whether the one behind it in its queue is to be looked at."""
+        if not self._any_free():
+            return False
         places = self._static(action) if self._rule is GpuRule.STATIC else self._places(action)
         best = min(places, key=lambda place: place[:3], default=None)
         if best is None:
@@ -128,10 +99,12 @@ class Services:
         elif self._rule is GpuRule.FIXED:
             wanted = setting(self.state, "fixed_units")
             sizes = (min(sizes, key=lambda size: (abs(size - wanted), size)),)
+        runs = [(size, curve.at(size)) for size in sizes]
         cost = {name: demand for name, demand in charge(self.state, action).items() if name != "gpu"}
         service = action.spec.service
         price = self._price_now() if self._rule is GpuRule.PRICED else 0.0
-        counts = setting(self.state, "count_restore") if self._rule is GpuRule.PRICED else 0
+        counts = self._rule is GpuRule.PRICED and setting(self.state, "count_restore")
+        uses = max(1, len(self.state.queues[action.queue])) if action.queue is not None else 1
         found: list[Place] = []
         for holder in self.found.takers_of(action):
             if not holder.gpus or not self.found.has_room(holder, cost):
@@ -141,91 +114,41 @@ class Services:
                 size = copy.gpus.bit_count()
                 if copy.service == service and copy.holder == holder.id and size in sizes:
                     run_us = curve.at(size)
-                    begins = self._begins(room, copy.gpus, run_us)
+                    begins = room.begins(copy.gpus, run_us)
                     found.append(
                         Place(begins + run_us * (1 + price * size), begins, begins + run_us, holder, copy.gpus, False, ())
                     )
-            offer = holder.services.get(service, m.Service())
-            for size in sizes:
-                run_us = curve.at(size)
-                restore_us = offer.restore_fixed_us + offer.restore_us / size
-                took_us = restore_us + run_us
-                mib = -(-offer.weights_mib // size) if service else room.host.gpus.memory_mib
-                spot = self._spot(room, holder, size, mib)
+            offer = holder.services.get(service, _NO_SERVICE)
+            for size, run_us in runs:
+                spot = room.spot(holder, size, _mib(offer, size) if service else room.host.gpus.memory_mib)
                 if spot is not None:
-                    begins = self._begins(room, spot.gpus, took_us)
-                    cost_us = begins + spot.loss + took_us * (1 + price * size) if counts else begins + run_us
+                    weights_us = restore_us(offer, size)
+                    took_us = weights_us + run_us
+                    begins = room.begins(spot.gpus, took_us)
+                    cost_us = begins + run_us * (1 + price * size)
+                    if counts:  # of the GPUs' time to restore, each of those that wait for this service bears its part
+                        cost_us += spot.loss + weights_us * (1 + price * size / uses)
                     found.append(Place(cost_us, begins, begins + took_us, holder, spot.gpus, True, spot.victims))
         if self._rule is not GpuRule.PRICED:  # nobody waits by choice
             found = [place for place in found if place.begins == 0] or found
         return found
 
-    def _begins(self, room: _Room, gpus: int, took_us: float) -> float:
-        """When somebody who needs so long can begin there: at once, if it is done before whoever waits for it begins."""
-        if not gpus & room.used and took_us <= room.lent_until(gpus):
-            return 0.0
-        return room.begins(gpus)
-
-    def _spot(self, room: _Room, holder: Incarnation, size: int, mib: int) -> _Spot | None:
-        """The chunk that can be had soonest, what it costs others included; None if there is none with so much memory."""
-        key = (holder.id, size, mib)
-        if key in room.spots:
-            return room.spots[key]
-        best: _Spot | None = None
-        least = math.inf
-        for chunk in chunks(holder.gpus & room.host.gpus.all, size):
-            victims = self._victims(room, holder, chunk, mib)
-            if victims is not None:
-                loss = math.fsum(self._worth(room, victim) for victim in victims)
-                cost = room.begins(chunk) + loss
-                if cost < least:
-                    best, least = _Spot(chunk, loss, victims), cost
-        room.spots[key] = best
-        return best
-
-    def _victims(self, room: _Room, holder: Incarnation, chunk: int, mib: int) -> tuple[Copy, ...] | None:
-        """The copies that have to make room for so many MiB on each GPU of a chunk, the least worth first; None if that cannot
-        be."""
-        memory = room.host.gpus.memory_mib
-        here = [copy for copy in room.copies if copy.gpus & chunk]
-        full = {gpu: sum(copy.mib for copy in here if copy.gpus & gpu) for gpu in _each(chunk)}
-        victims: list[Copy] = []
-        if self._rule is GpuRule.PRICED:
-            here.sort(key=lambda copy: (self._worth(room, copy), copy.used_ns))
-        else:
-            here.sort(key=lambda copy: copy.used_ns)
-        for copy in here:
-            if any(full[gpu] + mib > memory for gpu in _each(copy.gpus & chunk)):
-                if copy.holder != holder.id:
-                    return None
-                victims.append(copy)
-                for gpu in _each(copy.gpus & chunk):
-                    full[gpu] -= copy.mib
-        return tuple(victims) if all(used + mib <= memory for used in full.values()) else None
-
-    def _worth(self, room: _Room, copy: Copy) -> float:
-        """What evicting a copy costs those to come, in microseconds: its restore time, times the chance that it is wanted soon,
-        shared with the other copies of its service."""
-        use = self.state.uses.get(copy.service)
-        holder = self.state.incarnations.get(copy.holder)
-        offer = holder.services.get(copy.service) if holder is not None else None
-        if offer is None or use is None:
-            return 0.0
-        soon = rate(use, self.state.now_ns) * REUSE_S
-        copies = sum(1 for each in room.copies if each.service == copy.service)
-        return (offer.restore_fixed_us + offer.restore_us / copy.gpus.bit_count()) * soon / (1 + soon) / copies
+    def _any_free(self) -> bool:
+        """Whether any GPU runs nothing: if none, nobody starts, so nobody is looked at."""
+        self._has_free = self._has_free and any(self._room(key).free for key, host in self.state.hosts.items() if host.gpus.all)
+        return self._has_free
 
     def _price_now(self) -> float:
         """Of a GPU-microsecond, in action-microseconds of waiting that it causes, over all hosts with GPUs: these actions are
-        bound to none. Only those count as waiting that have no copy anywhere: the others want a copy, not more GPUs."""
+        bound to none. Only those count as waiting whose service is not being served: the others want a copy, not GPUs."""
         if self._price is None:
             state = self.state
             rooms = [self._room(key) for key, host in state.hosts.items() if host.gpus.all]
             gpus = sum(room.host.gpus.all.bit_count() for room in rooms)
             free = sum((room.host.gpus.all & ~room.used).bit_count() for room in rooms)
-            resident = {copy.service for room in rooms for copy in room.copies}  # only asked for membership
+            serving = {grant.service for room in rooms for each in room.host.live for grant in each.grants.values()}
             blocked = sum(
-                len(queue) for key, queue in state.queues.items() if "gpu" in key.resources and key.service not in resident
+                len(queue) for key, queue in state.queues.items() if "gpu" in key.resources and key.service not in serving
             )
             busy = math.fsum(
                 gpu_utilisation(room.host, state.now_ns) * room.host.gpus.all.bit_count() / max(gpus, 1) for room in rooms
@@ -252,80 +175,58 @@ class Services:
         decision.amounts["gpu"] = size
         decision.evicts = tuple(m.Resident(service=copy.service, gpus=cores_of(copy.gpus)) for copy in place.victims)
         decision.predicted_us = max(int(place.ends - place.begins), 1)
-        room.used |= place.gpus
+        room.start(place.gpus, place.ends)
         if place.restores:
-            offer = place.holder.services.get(action.spec.service, m.Service())
-            mib = -(-offer.weights_mib // size) if action.spec.service else room.host.gpus.memory_mib
-            copy = Copy(action.spec.service, place.gpus, mib, place.holder.id, self.state.now_ns)
-            room.copies = [each for each in room.copies if each not in place.victims]
-            if not any(each.gpus == copy.gpus and each.service == copy.service for each in room.copies):
-                room.copies.append(copy)
-        for gpu in _each(place.gpus):
-            room.until[gpu] = max(room.until.get(gpu, 0.0), place.ends)
-        room.spots.clear()
+            offer = place.holder.services.get(action.spec.service, _NO_SERVICE)
+            mib = _mib(offer, size) if action.spec.service else room.host.gpus.memory_mib
+            room.restore(Copy(action.spec.service, place.gpus, mib, place.holder.id, self.state.now_ns), place.victims)
 
     def _reserve(self, action: Action, place: Place) -> None:
-        room = self._room(place.holder.host)
         patient = self.state.now_ns - action.ready_ns < PATIENCE_NS
-        for gpu in _each(place.gpus):
-            room.reserved[gpu] = min(room.reserved.get(gpu, NEVER_US), place.begins if patient else 0.0)
-            room.until[gpu] = max(room.until.get(gpu, 0.0), place.ends)
-        room.spots.clear()
+        self._room(place.holder.host).wait(place.gpus, place.begins if patient else 0.0, place.ends)
 
-    def _room(self, key: HostKey) -> _Room:
+    def _room(self, key: HostKey) -> GpuRoom:
         room = self._rooms.get(key)
         if room is None:
-            host, now_ns = self.state.hosts[key], self.state.now_ns
-            until: dict[int, float] = {}
-            for gpu in _each(host.gpus.used):
-                until[gpu] = NEVER_US  # of somebody lost, until somebody finds it dead
-            for holder in host.live:
-                for grant in holder.grants.values():
-                    if grant.gpus:
-                        left_ns = grant.finish_ns - now_ns
-                        # Overdue: as a heavy tail has it, for half as long again.
-                        ends = (left_ns if left_ns > 0 else (now_ns - grant.started_ns) // 2) / 1_000
-                        until.update(dict.fromkeys(_each(grant.gpus), max(ends, 1.0)))
-            room = self._rooms[key] = _Room(host, host.gpus.used, list(host.gpus.copies), until)
+            room = GpuRoom(self.state, self.state.hosts[key], oldest_first=self._rule is not GpuRule.PRICED)
+            self._rooms[key] = room
         return room
 
     # --- GPUs that belong to a service ---
 
     def _static(self, action: Action) -> list[Place]:
-        """Its service's own GPUs, if nobody uses them."""
+        """The GPUs of its service."""
         if self._pins is None:
-            self._pins = self._pinned()
-        pin = self._pins.get(action.spec.service)
-        if pin is None:
-            return []
-        holder, gpus = pin
-        room = self._room(holder.host)
-        offer, size = holder.services[action.spec.service], gpus.bit_count()
-        restores = not any(copy.service == action.spec.service and copy.gpus == gpus for copy in room.copies)
-        took_us = self._curve_of(action).at(size)
-        if restores:
-            took_us += offer.restore_fixed_us + offer.restore_us / size
-        begins = room.begins(gpus)
-        mib = -(-offer.weights_mib // size)
-        victims = self._victims(room, holder, gpus, mib) if restores else ()
-        if victims is None:
-            return []
-        return [Place(begins + took_us, begins, begins + took_us, holder, gpus, True, victims)]
+            self._pins = pinned(self.state)
+        found: list[Place] = []
+        for holder, gpus in self._pins.get(action.spec.service, ()):
+            room = self._room(holder.host)
+            offer, size = holder.services[action.spec.service], gpus.bit_count()
+            restores = not any(copy.service == action.spec.service and copy.gpus == gpus for copy in room.copies)
+            took_us = self._curve_of(action).at(size) + (restore_us(offer, size) if restores else 0.0)
+            room_for = room.victims(holder, gpus, _mib(offer, size)) if restores else (0.0, ())
+            if room_for is not None:
+                begins = room.begins(gpus, took_us)
+                found.append(Place(begins + took_us, begins, begins + took_us, holder, gpus, restores, room_for[1]))
+        return [place for place in found if place.begins == 0] or found
 
-    def _pinned(self) -> dict[str, tuple[Incarnation, int]]:
-        """`static_units` GPUs for each service, by name, in the order of executors, as long as there are some."""
-        size = setting(self.state, "static_units")
-        free = [
-            (holder, chunk)
-            for host in self.state.hosts.values()
-            for holder in host.live
-            if not holder.draining
-            for chunk in chunks(holder.gpus, size)
-        ]
-        pins: dict[str, tuple[Incarnation, int]] = {}
-        for service in sorted({name for holder, _ in free for name in holder.services}):
-            for index, (holder, _) in enumerate(free):
-                if service in holder.services:
-                    pins[service] = free.pop(index)
-                    break
-        return pins
+
+def pinned(state: State) -> dict[str, list[tuple[Incarnation, int]]]:
+    """Under `static-service`: `static_replicas` chunks of `static_units` GPUs for each service, by name, in the order of executors,
+    as long as there are some; (executor, GPUs)."""
+    size = setting(state, "static_units")
+    free = [
+        (holder, chunk)
+        for host in state.hosts.values()
+        for holder in host.live
+        if not holder.draining and size in GPU_CHUNKS
+        for chunk in chunks(holder.gpus, size)
+    ]
+    services = sorted({name for holder, _ in free for name in holder.services})
+    pins: dict[str, list[tuple[Incarnation, int]]] = {service: [] for service in services}
+    for _ in range(setting(state, "static_replicas")):
+        for service in services:
+            index = next((index for index, (holder, _) in enumerate(free) if service in holder.services), None)
+            if index is not None:
+                pins[service].append(free.pop(index))
+    return pins

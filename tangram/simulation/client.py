@@ -16,7 +16,7 @@ _NONCE: Final = bytes(limits.NONCE_BYTES)
 
 
 class Done(NamedTuple):
-    """An action that has ended. Times in virtual nanoseconds."""
+    """An action that has ended. Times in virtual nanoseconds; startup_ns is part of what lies between start and finish."""
 
     trajectory: Trajectory
     step: int
@@ -25,6 +25,7 @@ class Done(NamedTuple):
     finished_ns: int
     units: int
     host: str
+    startup_ns: int = 0
 
     @property
     def work(self) -> Work:
@@ -32,8 +33,8 @@ class Done(NamedTuple):
 
 
 class VirtualClient:
-    """Submits the actions of one trajectory. one_shot: without a sandbox, each action where there is room. oracle: with hints
-    that tell the truth."""
+    """Submits the actions of one trajectory. one_shot: without a sandbox, each action where there is room; so it is for one
+    that has no use for cores. oracle: with hints that tell the truth."""
 
     def __init__(
         self, trajectory: Trajectory, clock: Clock, log: Log, on_done: Callable[[Done], None], *, one_shot: bool, oracle: bool
@@ -41,14 +42,15 @@ class VirtualClient:
         self.name = f"t{trajectory.number}"
         self._trajectory = trajectory
         self._clock, self._log, self._on_done = clock, log, on_done
-        self._one_shot, self._oracle = one_shot, oracle
+        self._one_shot = one_shot or not any(work.key == "cpu" for work in trajectory.work)
+        self._oracle = oracle
         self._next = 0
         self._arrived_ns = 0
         clock.at(trajectory.start_ns, self._start)
 
     def _start(self) -> None:
         if not self._one_shot:
-            self._submit(_OPEN, "session.open", {}, None)
+            self._submit(_OPEN, "session.open", {})
         self._think()
 
     def _think(self) -> None:
@@ -57,9 +59,12 @@ class VirtualClient:
     def _act(self) -> None:
         self._arrived_ns = self._clock.now_ns
         work = self._trajectory.work[self._next]
-        self._submit(_OPEN + 1 + self._next, work.kind, work.cost(), work.truth() if self._oracle else work.hint)
+        hint = work.truth() if self._oracle else work.hint
+        self._submit(_OPEN + 1 + self._next, work.kind, work.cost(), hint, work.key, work.service)
 
-    def _submit(self, n: int, kind: str, cost: dict[str, m.Demand], hint: m.Hint | None) -> None:
+    def _submit(
+        self, n: int, kind: str, cost: dict[str, m.Demand], hint: m.Hint | None = None, key: str = "cpu", service: str = ""
+    ) -> None:
         spec = m.ActionSpec(
             nonce=_NONCE,
             kind=kind,
@@ -67,25 +72,26 @@ class VirtualClient:
             hint=hint,
             timeout_ms=limits.TIMEOUT_MS_MAX,
             deadline_ms=limits.DEADLINE_MS_MAX,
-            session=0 if self._one_shot or n == _OPEN else _OPEN,
+            session=0 if self._one_shot or n == _OPEN or key != "cpu" else _OPEN,
             idle_ttl_ms=limits.DEADLINE_MS_MAX,
+            service=service,
         )
         message = m.ActionsSubmitted(client=self.name, done_below=n, ids=[n], specs=[m.encode(spec)], payloads=[payload_of(kind)])
-        self._log.put(subjects.actions("cpu", self._trajectory.task), message)
+        self._log.put(subjects.actions(key, self._trajectory.task), message)
 
     def run_ns(self, action_id: ActionId, units: int) -> int:
         index = action_id.n - _OPEN - 1
         work = self._trajectory.work
         return work[index].run_ns(units) if 0 <= index < len(work) else 0
 
-    def ended(self, action_id: ActionId, units: int, host: str, started_ns: int) -> None:
+    def ended(self, action_id: ActionId, units: int, host: str, started_ns: int, startup_ns: int) -> None:
         index = action_id.n - _OPEN - 1
         if not 0 <= index < len(self._trajectory.work):
             return
-        done = Done(self._trajectory, index, self._arrived_ns, started_ns, self._clock.now_ns, units, host)
+        done = Done(self._trajectory, index, self._arrived_ns, started_ns, self._clock.now_ns, units, host, startup_ns)
         self._on_done(done)
         self._next += 1
         if self._next < len(self._trajectory.work):
             self._think()
         elif not self._one_shot:
-            self._submit(_OPEN + 1 + self._next, "session.close", {}, None)
+            self._submit(_OPEN + 1 + self._next, "session.close", {})

@@ -9,6 +9,7 @@ from tangram import messages as m
 from tangram.errors import TangramError
 from tangram.scheduler.compose import Outgoing
 from tangram.scheduler.policies import SETTINGS
+from tangram.scheduler.services import pinned
 from tangram.scheduler.state import ActionId, State
 from tangram.simulation.client import Done, VirtualClient
 from tangram.simulation.clock import Clock
@@ -20,19 +21,22 @@ from tangram.simulation.work import Trajectory
 ROUND_TRIP_NS: Final = 2_000_000
 """From a window's writing to its reading: the p50 of `tangram bench pipeline` with one action in flight, nearly all of which
 it is."""
-UNITS_SETTING: Final = {"static-trajectory": "static_units", "fixed-units": "fixed_units"}
+UNITS_SETTING: Final = {"static-trajectory": "static_units", "static-service": "static_units", "fixed-units": "fixed_units"}
 """Of policies with a fixed size: how the core is told it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """How it is scheduled. one_shot: no sandboxes, so no action is bound to a host. oracle: hints that tell the truth."""
+    """How it is scheduled. one_shot: no sandboxes, so no action is bound to a host. oracle: hints that tell the truth. services: what
+    the GPUs serve; quotas: what is shared by all."""
 
     policy: str = "tangram"
     settings: dict[str, int] = field(default_factory=dict)
     round_trip_ns: int = ROUND_TRIP_NS
     one_shot: bool = False
     oracle: bool = False
+    services: dict[str, m.Service] = field(default_factory=dict)
+    quotas: dict[str, m.Quota] = field(default_factory=dict)
 
     @property
     def units(self) -> int:
@@ -48,13 +52,21 @@ class Simulation:
         self, trajectories: Sequence[Trajectory], pool: Sequence[Machine], setup: Setup, real_ns: Callable[[], int] = lambda: 0
     ) -> None:
         self.done: list[Done] = []
+        self.setup = setup
         self._clock = Clock()
         self._log = Log(self._clock)
-        self._leader = Leader(self._clock, self._log, setup.policy, setup.settings, setup.round_trip_ns, self._read, real_ns)
-        self._executors = {
-            name: VirtualExecutor(name, machine, self._clock, self._log, self._run_ns, self._ended)
-            for name, machine in ((f"h{number}", machine) for number, machine in enumerate(pool))
-        }
+        self._leader = Leader(
+            self._clock, self._log, setup.policy, setup.settings, setup.quotas, setup.round_trip_ns, self._read, real_ns
+        )
+        self._executors: dict[str, VirtualExecutor] = {}
+        keys = {work.key for trajectory in trajectories for work in trajectory.work}
+        for number, machine in enumerate(pool):
+            for key, there in (("cpu", machine.cores > 0), ("gpu", machine.gpus > 0), ("api", "api" in keys and number == 0)):
+                if there:
+                    executor = VirtualExecutor(
+                        f"h{number}", key, machine, setup.services, self._clock, self._log, self._run_ns, self._ended
+                    )
+                    self._executors[executor.name] = executor
         self._clients: dict[tuple[str, str], VirtualClient] = {}
         for trajectory in trajectories:
             client = VirtualClient(
@@ -72,9 +84,19 @@ class Simulation:
     def pass_ns(self) -> list[int]:
         return self._leader.pass_ns
 
+    def held_unit_ns(self, key: str) -> int:
+        """Cores, or GPUs, times nanoseconds."""
+        return sum(executor.held_unit_ns for executor in self._executors.values() if executor.key == key)
+
     @property
-    def held_unit_ns(self) -> int:
-        return sum(executor.held_unit_ns for executor in self._executors.values())
+    def owned_gpus(self) -> int:
+        """GPUs that belong to services under a static policy."""
+        return sum(gpus.bit_count() for each in pinned(self.state).values() for _, gpus in each)
+
+    @property
+    def restores(self) -> int:
+        """Times that weights were brought onto GPUs."""
+        return sum(executor.restores for executor in self._executors.values())
 
     def run(self) -> None:
         """Raises TangramError if an action does not end well, as one that fits on no host does not."""
@@ -114,5 +136,5 @@ class Simulation:
     def _run_ns(self, action_id: ActionId, units: int) -> int:
         return self._clients[action_id[:2]].run_ns(action_id, units)
 
-    def _ended(self, action_id: ActionId, start: m.Start, host: str, started_ns: int) -> None:
-        self._clients[action_id[:2]].ended(action_id, start.units, host, started_ns)
+    def _ended(self, action_id: ActionId, start: m.Start, host: str, started_ns: int, startup_ns: int) -> None:
+        self._clients[action_id[:2]].ended(action_id, start.units, host, started_ns, startup_ns)

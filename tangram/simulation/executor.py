@@ -1,4 +1,4 @@
-"""Virtual executors: one a host. They alone know how long an action takes."""
+"""Virtual executors: one a host and kind. They alone know how long an action takes."""
 
 from collections.abc import Callable
 
@@ -12,19 +12,34 @@ from tangram.simulation.clock import Clock
 from tangram.simulation.leader import Log
 from tangram.simulation.pool import Machine
 
-Ended = Callable[[ActionId, m.Start, str, int], None]
-"""Called with an action's id, what started it, its host and when it started (virtual nanoseconds), when it has ended."""
+Ended = Callable[[ActionId, m.Start, str, int, int], None]
+"""Called with an action's id, what started it, its host, when it started and how long its start-up took (virtual nanoseconds),
+when it has ended."""
 
 
 class VirtualExecutor:
-    """run_ns(id, units): how long an action takes. held_unit_ns: what was held in cores x nanoseconds, by actions and by
-    sandboxes that are closed."""
+    """run_ns(id, units): how long an action takes. held_unit_ns: what was held in cores, or GPUs, x nanoseconds, by actions and by
+    sandboxes that are closed. restores: times that it brought weights onto GPUs."""
 
     def __init__(
-        self, name: str, machine: Machine, clock: Clock, log: Log, run_ns: Callable[[ActionId, int], int], on_end: Ended
+        self,
+        host: str,
+        key: str,
+        machine: Machine,
+        services: dict[str, m.Service],
+        clock: Clock,
+        log: Log,
+        run_ns: Callable[[ActionId, int], int],
+        on_end: Ended,
     ) -> None:
-        self.name = name
+        self.name = host if key == "cpu" else f"{host}-{key}"
+        self.key = key
         self.held_unit_ns = 0
+        self.restores = 0
+        self._host, self._services = host, services
+        self._memory_mib = machine.gpu_memory_mib
+        self._copies: dict[tuple[str, tuple[int, ...]], int] = {}
+        """MiB on each of its GPUs, by service and GPUs."""
         self._clock, self._log = clock, log
         self._run_ns, self._on_end = run_ns, on_end
         self._k = 1
@@ -35,15 +50,18 @@ class VirtualExecutor:
             nodes.append(list(range(first, first + cores)))
             first += cores
         joined = m.ExecutorJoined(
-            incarnation=name,
-            key="cpu",
-            host=name,
-            machine_id=name,
+            incarnation=self.name,
+            key=key,
+            host=host,
+            machine_id=host,
             boot_id="1",
-            cores=nodes,
+            cores=nodes if key == "cpu" else [],
             capacity={"memory": machine.memory_mib},
+            gpus=list(range(machine.gpus)) if key == "gpu" else [],
+            gpu_memory_mib=machine.gpu_memory_mib if key == "gpu" else 0,
+            services=services if key == "gpu" else {},
         )
-        log.put(subjects.executors(name), joined)
+        log.put(subjects.executors(self.name), joined)
 
     def read(self, message: m.DecisionsMade) -> None:
         """Begins what was decided. Raises TangramError for an item that it does not know."""
@@ -55,10 +73,26 @@ class VirtualExecutor:
     def _begin(self, start: m.Start) -> None:
         action_id = ActionId(start.task, start.client, start.n)
         started_ns = self._clock.now_ns
+        startup_ns = self._restore(start) if start.gpus else 0
         run_ns = self._run_ns(action_id, start.units)
-        self._clock.at(started_ns + run_ns, lambda: self._end(action_id, start, started_ns))
+        self._clock.at(started_ns + startup_ns + run_ns, lambda: self._end(action_id, start, started_ns, startup_ns))
 
-    def _end(self, action_id: ActionId, start: m.Start, started_ns: int) -> None:
+    def _restore(self, start: m.Start) -> int:
+        """Makes room, brings the weights if they are not there, and returns what that takes."""
+        for each in start.evicts:
+            self._copies.pop((each.service, each.gpus), None)
+        key = (start.service, start.gpus)
+        if not start.service or key in self._copies:
+            return 0
+        offer, size = self._services[start.service], len(start.gpus)
+        self._copies[key] = -(-offer.weights_mib // size)
+        for gpu in start.gpus:
+            if sum(mib for (_, gpus), mib in self._copies.items() if gpu in gpus) > self._memory_mib:
+                raise TangramError(f"{self.name}: GPU {gpu} has no room for {start.service}")
+        self.restores += 1
+        return (offer.restore_fixed_us + offer.restore_us // size) * 1_000
+
+    def _end(self, action_id: ActionId, start: m.Start, started_ns: int, startup_ns: int) -> None:
         now_ns = self._clock.now_ns
         self._k += 1
         result = m.Result(
@@ -68,13 +102,14 @@ class VirtualExecutor:
             exit_code=0,
             units=start.units,
             queued_ns=start.queued_ns,
-            run_ns=now_ns - started_ns,
+            startup_ns=startup_ns,
+            run_ns=now_ns - started_ns - startup_ns,
         )
         finished = m.ActionsFinished(
             executor=self.name, incarnation=self.name, k=self._k, ids=[start.n], results=[m.encode(result)], outputs=[b""]
         )
         self._log.put(subjects.completions(start.task, start.client), finished)
-        units = start.amounts.get("cpu", 0) // MILLI
+        units = len(start.gpus) or start.amounts.get("cpu", 0) // MILLI
         if start.kind == "session.open":
             self._sandboxes[action_id] = (units, started_ns)
         else:
@@ -82,4 +117,4 @@ class VirtualExecutor:
         if start.kind == "session.close":
             units, since_ns = self._sandboxes.pop((start.task, start.client, start.session))
             self.held_unit_ns += units * (now_ns - since_ns)
-        self._on_end(action_id, start, self.name, started_ns)
+        self._on_end(action_id, start, self._host, started_ns, startup_ns)

@@ -57,6 +57,7 @@ class Leader:
         log: Log,
         policy: str,
         settings: dict[str, int],
+        quotas: dict[str, m.Quota],
         round_trip_ns: int,
         on_read: Callable[[Outgoing], None],
         real_ns: Callable[[], int],
@@ -68,7 +69,7 @@ class Leader:
         self._real_ns = real_ns
         self._is_writing = False
         self._last_tick_ns = 0
-        started = m.LeaderStarted(leader="simulation", behaviour=BEHAVIOUR, policy=policy, settings=settings)
+        started = m.LeaderStarted(leader="simulation", behaviour=BEHAVIOUR, policy=policy, settings=settings, quotas=quotas)
         log.put(subjects.LEADER, started)
 
     def turn(self) -> None:

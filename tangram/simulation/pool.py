@@ -11,14 +11,18 @@ from tangram import limits
 from tangram.errors import ConfigError
 from tangram.simulation.trace import Units, decode_file
 
-_CPU: Final = re.compile(r"cpu=(?:([1-9][0-9]{0,5})x)?([1-9][0-9]{0,5})")
+_SHORT: Final = re.compile(r"(cpu|gpu)=(?:([1-9][0-9]{0,5})x)?([1-9][0-9]{0,5})")
+_GPU_MEMORY_MIB: Final = 72 * 1024
+"""Of a GPU with 80 GB, for weights; the rest is for what runs."""
 
 
 class Machine(NamedTuple):
-    """nodes: how many cores each NUMA node has."""
+    """nodes: how many cores each NUMA node has. gpu_memory_mib: of each GPU, for weights."""
 
-    nodes: tuple[int, ...]
+    nodes: tuple[int, ...] = ()
     memory_mib: int = limits.AMOUNT_MAX
+    gpus: int = 0
+    gpu_memory_mib: int = _GPU_MEMORY_MIB
 
     @property
     def cores(self) -> int:
@@ -26,9 +30,11 @@ class Machine(NamedTuple):
 
 
 class _Hosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    cores: Annotated[tuple[Units, ...], Meta(min_length=1, max_length=limits.NUMA_NODES_MAX)]
+    cores: Annotated[tuple[Units, ...], Meta(max_length=limits.NUMA_NODES_MAX)] = ()
     count: Annotated[int, Meta(ge=1, le=limits.SIMULATED_HOSTS_MAX)] = 1
     memory_mib: Annotated[int, Meta(ge=1, le=limits.AMOUNT_MAX)] = limits.AMOUNT_MAX
+    gpus: Annotated[int, Meta(ge=0, le=limits.GPU_ID_MAX + 1)] = 0
+    gpu_memory_mib: Annotated[int, Meta(ge=1, le=limits.AMOUNT_MAX)] = _GPU_MEMORY_MIB
 
 
 class _File(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,15 +42,27 @@ class _File(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def parse(text: str) -> list[Machine]:
-    """`cpu=N` is one host of N cores, `cpu=HxN` H hosts of N cores; anything else names a TOML file. Raises ConfigError."""
-    if text.startswith("cpu="):
-        match = _CPU.fullmatch(text)
-        if match is None:
-            raise ConfigError(f"--pool {text}: must be cpu=CORES, cpu=HOSTSxCORES or a TOML file")
-        machines = [Machine((int(match[2]),))] * int(match[1] or 1)
+    """`cpu=N` is one host of N cores, `cpu=HxN` H hosts of N cores, `gpu=HxN` H hosts of N GPUs, with commas between them; anything
+    else names a TOML file. Raises ConfigError."""
+    if text.startswith(("cpu=", "gpu=")):
+        machines = []
+        for part in text.split(","):
+            match = _SHORT.fullmatch(part)
+            if match is None:
+                raise ConfigError(
+                    f"--pool {text}: must be cpu=CORES, cpu=HOSTSxCORES, gpu=HOSTSxGPUS (with commas) or a TOML file"
+                )
+            size = int(match[3])
+            if match[1] == "gpu" and size > limits.GPU_ID_MAX + 1:
+                raise ConfigError(f"--pool {text}: a host must have at most {limits.GPU_ID_MAX + 1} GPUs")
+            machines += [Machine((size,)) if match[1] == "cpu" else Machine(gpus=size)] * int(match[2] or 1)
     else:
         found = decode_file(Path(text), lambda data: msgspec.toml.decode(data, type=_File))
-        machines = [Machine(each.cores, each.memory_mib) for each in found.hosts for _ in range(each.count)]
+        machines = [
+            Machine(each.cores, each.memory_mib, each.gpus, each.gpu_memory_mib)
+            for each in found.hosts
+            for _ in range(each.count)
+        ]
     largest = max(machine.cores for machine in machines)
     if largest > limits.CORE_ID_MAX + 1:
         raise ConfigError(f"--pool {text}: a host must have at most {limits.CORE_ID_MAX + 1} cores")

@@ -8,7 +8,10 @@ from tangram.scheduler.cores import MILLI
 
 class Work(NamedTuple):
     """One action. legal: the amounts it may get, if not all from low to high. scalable_ns: the part of duration_ns (its run
-    time on one unit) that shrinks with the units it gets, up to `high` of them. hint: what its user declares."""
+    time on one unit) that shrinks with the units it gets, up to `high` of them. hint: what its user declares.
+
+    key: its units are cores ("cpu") or GPUs ("gpu", on a copy of `service`); "api" has none. tokens: by quota.
+    """
 
     kind: str
     think_ns: int
@@ -19,6 +22,9 @@ class Work(NamedTuple):
     legal: tuple[int, ...] = ()
     memory_mib: int = 0
     hint: m.Hint | None = None
+    key: str = "cpu"
+    service: str = ""
+    tokens: tuple[tuple[str, int], ...] = ()
 
     def run_ns(self, units: int) -> int:
         """Amdahl's law: the serial part, and the scalable part divided by the units."""
@@ -30,8 +36,12 @@ class Work(NamedTuple):
         return m.Hint(duration_us=max(self.duration_ns // 1_000, 1), parallel_ppm=parallel_ppm)
 
     def cost(self) -> dict[str, m.Demand]:
-        legal = tuple(amount * MILLI for amount in self.legal)
-        cost = {"cpu": m.Demand(low=self.low * MILLI, high=self.high * MILLI, legal=legal)}
+        cost = {name: m.Demand(low=tokens) for name, tokens in self.tokens}
+        if self.key == "cpu":
+            legal = tuple(amount * MILLI for amount in self.legal)
+            cost["cpu"] = m.Demand(low=self.low * MILLI, high=self.high * MILLI, legal=legal)
+        elif self.key == "gpu":
+            cost["gpu"] = m.Demand(low=self.low, high=self.high, legal=self.legal)
         if self.memory_mib:
             cost["memory"] = m.Demand(low=self.memory_mib)
         return cost

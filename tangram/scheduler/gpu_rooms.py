@@ -1,0 +1,171 @@
+"""The GPUs of one host in one pass: when each will be free, and on which chunk a copy of a service can be restored."""
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from tangram import messages as m
+from tangram.scheduler.cores import cores_of
+from tangram.scheduler.gpus import Copy, chunks
+from tangram.scheduler.load import rate
+from tangram.scheduler.state import Host, Incarnation, State
+
+NEVER_US: Final = 1e15
+REUSE_S: Final = 10.0
+"""A copy is worth its restore time, times the chance that its service is wanted within about this long."""
+
+
+class Spot(NamedTuple):
+    """A chunk onto which a copy could be restored. loss: what its victims are worth, in microseconds."""
+
+    gpus: int
+    loss: float
+    victims: tuple[Copy, ...]
+
+
+@lru_cache(4_096)
+def ids_of(gpus: int) -> tuple[int, ...]:
+    return cores_of(gpus)
+
+
+@lru_cache(4_096)
+def _chunks(mask: int, size: int) -> tuple[int, ...]:
+    return tuple(chunks(mask, size))
+
+
+class GpuRoom:
+    """used: GPUs that run something; copies: whose weights lie where. Times in microseconds from now."""
+
+    def __init__(self, state: State, host: Host, *, oldest_first: bool) -> None:
+        """oldest_first: copies make room in the order of their last use, not of their worth."""
+        self.host = host
+        self.used = host.gpus.used
+        self.copies = list(host.gpus.copies)
+        self._state = state
+        self._oldest_first = oldest_first
+        self._until = [0.0] * host.gpus.all.bit_length()
+        """When each GPU will be free of all that runs or waits for it."""
+        self._reserved = [NEVER_US] * len(self._until)
+        """When somebody who waits begins on it."""
+        self._spots: dict[tuple[str, int, int], Spot | None] = {}
+        self._victims_on: dict[tuple[str, int, int], tuple[float, tuple[Copy, ...]] | None] = {}
+        self._ranked: list[tuple[float, Copy]] | None = None
+        self._occupy()
+
+    def _occupy(self) -> None:
+        now_ns = self._state.now_ns
+        for gpu in ids_of(self.used & self.host.gpus.all):
+            self._until[gpu] = NEVER_US  # of somebody lost, until somebody finds it dead
+        for holder in self.host.live:
+            for grant in holder.grants.values():
+                if grant.gpus:
+                    left_ns = grant.finish_ns - now_ns
+                    # Overdue: as a heavy tail has it, for half as long again.
+                    ends = max((left_ns if left_ns > 0 else (now_ns - grant.started_ns) // 2) / 1_000, 1.0)
+                    for gpu in ids_of(grant.gpus & self.host.gpus.all):
+                        self._until[gpu] = ends
+
+    @property
+    def free(self) -> int:
+        return self.host.gpus.all & ~self.used
+
+    def begins(self, gpus: int, took_us: float) -> float:
+        """When somebody who needs so long can begin there: at once, if it is done before whoever waits for it begins."""
+        ids = ids_of(gpus)
+        if not gpus & self.used and all(took_us <= self._reserved[gpu] for gpu in ids):
+            return 0.0
+        return max([self._until[gpu] for gpu in ids])
+
+    def spot(self, holder: Incarnation, size: int, mib: int) -> Spot | None:
+        """The chunk that can be had soonest, what it costs others included; None if there is none with so much memory."""
+        key = (holder.id, size, mib)
+        if key in self._spots:
+            return self._spots[key]
+        best: Spot | None = None
+        least = math.inf
+        for chunk in _chunks(holder.gpus & self.host.gpus.all, size):
+            found = self.victims(holder, chunk, mib)
+            if found is not None:
+                cost = max([self._until[gpu] for gpu in ids_of(chunk)]) + found[0]
+                if cost < least:
+                    best, least = Spot(chunk, *found), cost
+        self._spots[key] = best
+        return best
+
+    def victims(self, holder: Incarnation, chunk: int, mib: int) -> tuple[float, tuple[Copy, ...]] | None:
+        """The copies that have to make room for so many MiB on each GPU of a chunk, the least worth first, and what they are
+        worth together; None if it cannot be made."""
+        key = (holder.id, chunk, mib)
+        if key not in self._victims_on:
+            self._victims_on[key] = self._find_victims(holder, chunk, mib)
+        return self._victims_on[key]
+
+    def _find_victims(self, holder: Incarnation, chunk: int, mib: int) -> tuple[float, tuple[Copy, ...]] | None:
+        memory = self.host.gpus.memory_mib
+        here = [(worth, copy) for worth, copy in self._by_worth() if copy.gpus & chunk]
+        full = dict.fromkeys(ids_of(chunk), 0)
+        for _, copy in here:
+            for gpu in ids_of(copy.gpus & chunk):
+                full[gpu] += copy.mib
+        victims: list[Copy] = []
+        loss = 0.0
+        for worth, copy in here:
+            ids = ids_of(copy.gpus & chunk)
+            if any(full[gpu] + mib > memory for gpu in ids):
+                if copy.holder != holder.id:
+                    return None
+                victims.append(copy)
+                loss += worth
+                for gpu in ids:
+                    full[gpu] -= copy.mib
+        return (loss, tuple(victims)) if all(used + mib <= memory for used in full.values()) else None
+
+    def _by_worth(self) -> Sequence[tuple[float, Copy]]:
+        if self._ranked is None:
+            worth = [(self._worth(copy), copy) for copy in self.copies]
+            worth.sort(key=lambda each: (0.0 if self._oldest_first else each[0], each[1].used_ns))
+            self._ranked = worth
+        return self._ranked
+
+    def _worth(self, copy: Copy) -> float:
+        """What evicting a copy costs those to come, in microseconds: its restore time, times the chance that it is wanted soon,
+        shared with the other copies of its service."""
+        use = self._state.uses.get(copy.service)
+        holder = self._state.incarnations.get(copy.holder)
+        offer = holder.services.get(copy.service) if holder is not None else None
+        if offer is None or use is None:
+            return 0.0
+        soon = rate(use, self._state.now_ns) * REUSE_S
+        copies = sum(1 for each in self.copies if each.service == copy.service)
+        return restore_us(offer, copy.gpus.bit_count()) * soon / (1 + soon) / copies
+
+    # --- what the pass has decided ---
+
+    def start(self, gpus: int, ends_us: float) -> None:
+        self.used |= gpus
+        self._taken(gpus, ends_us)
+
+    def wait(self, gpus: int, begins_us: float, ends_us: float) -> None:
+        """Somebody will begin there then. begins_us 0: nobody may use it until then."""
+        for gpu in ids_of(gpus):
+            self._reserved[gpu] = min(self._reserved[gpu], begins_us)
+        self._taken(gpus, ends_us)
+
+    def _taken(self, gpus: int, ends_us: float) -> None:
+        for gpu in ids_of(gpus):
+            self._until[gpu] = max(self._until[gpu], ends_us)
+        self._spots.clear()
+
+    def restore(self, copy: Copy, victims: Sequence[Copy]) -> None:
+        self.copies = [each for each in self.copies if each not in victims]
+        if not any(each.gpus == copy.gpus and each.service == copy.service for each in self.copies):
+            self.copies.append(copy)
+        self._ranked = None
+        self._victims_on.clear()
+        self._spots.clear()
+
+
+def restore_us(offer: m.Service, size: int) -> float:
+    """Bringing the weights of a service onto so many GPUs."""
+    return offer.restore_fixed_us + offer.restore_us / size
