@@ -115,7 +115,7 @@ def _submit(state: State, key: str, action_id: ActionId, client: Client | None, 
     client.ended.pop(action_id.n, None)
     if client.open == 1:
         state.timers.cancel(("client", action_id[:2]))
-    state.story.append(f"submitted {action_id}")
+    state.story.append(("submitted", action_id))
     wrong = broken_rule(key, spec, payload)
     if action.opens is not None and not action_id.n:
         wrong = "id: 0 stands for no session, so it cannot open one"
@@ -178,16 +178,21 @@ def _over_limit(state: State, action: Action) -> str:
 def never_fits(state: State, action: Action) -> str:
     """Why no live executor could ever run this action's minimum, or "". Without any there is nothing to compare."""
     cost = charge(state, action)
-    places = [holder for host in state.hosts.values() for holder in host.live if holder.key == action.key]
-    if not places:
-        return ""
     service = action.spec.service
-    if service:
-        places = [holder for holder in places if service in holder.services]
-        if not places:
-            return f"no executor serves {service}"
-    if not cost or any(could_fit(state, holder, cost) for holder in places):
+    places = []
+    any_of_its_kind = False
+    for host in state.hosts.values():
+        for holder in host.live:
+            if holder.key == action.key:
+                any_of_its_kind = True
+                if not service or service in holder.services:
+                    if could_fit(state, holder, cost):
+                        return ""
+                    places.append(holder)
+    if not any_of_its_kind:
         return ""
+    if not places:
+        return f"no executor serves {service}"
     largest = {name: max(size_of(state, holder, name) for holder in places) for name in cost}
     return "at most " + ", ".join(f"{name} {amount}" for name, amount in sorted(largest.items())) + " on one executor"
 
