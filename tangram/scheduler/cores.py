@@ -4,7 +4,7 @@ copying a pool for a pass costs next to nothing.
 A core is free, taken whole, or shared by fractions (millicores). Two half-free cores are never counted as one free core.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 MILLI: Final = 1000
@@ -85,10 +85,14 @@ class CorePool:
         self.used |= free ^ left
         return free ^ left
 
-    def choose_each(self, counts: Iterable[int], claimed: int, within: int = -1) -> list[tuple[int, ...]]:
+    def choose_each(self, counts: Sequence[int], claimed: int, within: int = -1) -> list[tuple[int, ...]]:
         """Gives back what was claimed and takes whole cores for each in turn, the same as by `choose` and `take`. Raises
         ValueError if there are not so many."""
         self.used &= ~claimed
+        if len(counts) == 1:
+            alone = self.extend((), counts[0], within)
+            self.used |= mask_of(alone)
+            return [alone]
         free = self.free(within)
         shelves = [tuple([core for core, bit in enumerate(bin(node & free)[:1:-1]) if bit == "1"]) for node in self.nodes]
         left = [len(shelf) for shelf in shelves]
