@@ -95,6 +95,8 @@ KEYS_PER_CLIENT_MAX: Final = 65_536
 CLIENT_SEEN_WIDTH_MAX: Final = 65_536
 """Ids a client may have above its `done_below`; bounds the memory that one client costs the core."""
 ATTEMPTS_MAX: Final = 3
+MODEL_SIZES_MAX: Final = 32
+"""Sizes that a model remembers; the one with the least weight makes room."""
 MODELS_MAX: Final = 10_000
 """Elasticity models, about 2 KB each; kinds are named by users, who might name them all differently."""
 CANDIDATES_MAX: Final = 2_048
@@ -141,6 +143,9 @@ PAYLOAD_CACHE_BYTES: Final = 128 * 1024 * 1024
 ASKS_WAITING_MAX: Final = 4_096
 """Questions, one a client, that a scheduler keeps while it reads up to them: 40 KB each at most. Beyond, the oldest is dropped,
 and its client asks again."""
+MODELS_EXPORT_S: Final = 10.0
+MODELS_EXPORTED_MAX: Final = 256
+"""Of those that have changed since, what one export writes: a quarter of a second of a broker that syncs each message."""
 ACK_WAIT_S: Final = 2.0
 CONSUMER_ACK_PENDING_MAX: Final = 100_000
 HEARTBEAT_S: Final = 1.0

@@ -16,6 +16,8 @@ CLIENT_HEARTBEATS: Final = "tangram.heartbeats.*.*"
 ALL_BUT_LEADER: Final = (
     "tangram.actions.>", "tangram.cancels.>", "tangram.executors.>", "tangram.completions.>", "tangram.decisions.*.*", CLOCK,
 )  # fmt: skip
+MODELS: Final = "KV_TANGRAM_MODELS"
+"""The stream of a key-value bucket, for whoever wants to see what was learnt: the scheduler writes it and does not read it."""
 CHECKPOINTS: Final = "TANGRAM_CHECKPOINTS"
 CHECKPOINT_ENDS: Final = "tangram.checkpoints.*.end"
 
@@ -94,6 +96,11 @@ def client_heartbeats(task: str, client: str) -> str:
 def output(task: str, client: str) -> str:
     """Live output of one client's actions; not stored."""
     return f"tangram.output.{token(task, 'task')}.{token(client, 'client')}"
+
+
+def model(task: str, kind: str) -> str:
+    """Of the bucket's entry. A kind may have dots in a row, which a subject may not; it has no slash."""
+    return f"$KV.TANGRAM_MODELS.{token(task, 'task')}.{kind.replace('.', '/')}"
 
 
 def dead(reason: str) -> str:

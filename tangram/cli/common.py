@@ -1,6 +1,7 @@
 """Options that several commands share."""
 
 import argparse
+from pathlib import Path
 
 from tangram.errors import ConfigError
 
@@ -13,6 +14,15 @@ def add_nats(command: argparse.ArgumentParser) -> None:
 
 def add_verbose(command: argparse.ArgumentParser) -> None:
     command.add_argument("--verbose", action="store_true", help="say what is going on")
+
+
+def add_seed_models(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--seed-models",
+        type=Path,
+        metavar="FILE",
+        help="start from what `tangram models export` has written, for kinds of which the log knows nothing",
+    )
 
 
 def add_sandbox(command: argparse.ArgumentParser) -> None:

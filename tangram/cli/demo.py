@@ -34,6 +34,7 @@ def add_to(commands: "Commands") -> None:
     command.add_argument(
         "--timeline", type=Path, metavar="FILE", help=f"what ran where under tangram, as one HTML file (default: {TIMELINE})"
     )
+    command.add_argument("--without-learning", action="store_true", help="a third time, under tangram with learn=0")
     command.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     command.set_defaults(handler=handle)
 
@@ -48,7 +49,7 @@ async def _run(given: argparse.Namespace) -> int:
 
     from tangram.broker import Broker
     from tangram.cli.replay import read_timeline, require_writable, write_timeline
-    from tangram.demo.config import TANGRAM, DemoConfig
+    from tangram.demo.config import TANGRAM, UNLEARNT, DemoConfig
     from tangram.demo.progress import Progress
     from tangram.demo.report import show
     from tangram.demo.runner import compare
@@ -62,13 +63,15 @@ async def _run(given: argparse.Namespace) -> int:
     docker = given.sandbox == "docker"
     if docker and not given.image:
         given.image = DOCKER_IMAGE
-    config = DemoConfig(seed=given.seed, trajectories=given.trajectories)
+    config = DemoConfig(seed=given.seed, trajectories=given.trajectories, unlearnt=given.without_learning)
     if docker:  # in an image the interpreter has its usual name
         config = replace(config, python="python3")
     console = Console(stderr=given.json)
     command = f"tangram demo --seed {given.seed} --trajectories {given.trajectories}"
     if docker:
         command += f" --sandbox docker --image {given.image}"
+    if given.without_learning:
+        command += " --without-learning"
     running = asyncio.current_task()
     assert running is not None
     roles.on_signals(running.cancel, running.cancel)
@@ -79,10 +82,10 @@ async def _run(given: argparse.Namespace) -> int:
 
     @contextlib.asynccontextmanager
     async def stack(policy: str) -> AsyncIterator[str]:
-        settings = {"static_units": config.static_units}
+        settings = {"static_units": config.static_units, "learn": int(policy != UNLEARNT)}
         async with LocalStack(
             folder / policy,
-            policy=policy,
+            policy=TANGRAM if policy == UNLEARNT else policy,
             settings=settings,
             cores=cores,
             verbose=given.verbose,

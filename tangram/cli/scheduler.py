@@ -9,6 +9,8 @@ from tangram import roles
 from tangram.cli import common
 
 if TYPE_CHECKING:
+    from tangram.scheduler.service import SchedulerConfig
+
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
@@ -24,26 +26,38 @@ def add_to(commands: "Commands") -> None:
     command.add_argument(
         "--silence", type=float, default=30.0, metavar="S", help="an executor not heard of for so long is lost (default: 30)"
     )
+    common.add_seed_models(command)
     command.set_defaults(handler=handle)
 
 
 def handle(given: argparse.Namespace) -> int:
     roles.end_with_parent()
     roles.set_up_logging(given.verbose)
-    settings = common.settings(given.set)
-    return roles.run_loop(_run(given, settings))
+    config = _config(given)
+    return roles.run_loop(_run(given, config))
 
 
-async def _run(given: argparse.Namespace, settings: dict[str, int]) -> int:
+def _config(given: argparse.Namespace) -> "SchedulerConfig":
+    from tangram.cli.models import read_file
+    from tangram.scheduler.service import SchedulerConfig
+
+    return SchedulerConfig(
+        leader=given.name,
+        policy=given.policy,
+        settings=common.settings(given.set),
+        silence_s=given.silence,
+        models=read_file(given.seed_models) if given.seed_models is not None else (),
+    )
+
+
+async def _run(given: argparse.Namespace, config: "SchedulerConfig") -> int:
     from tangram.broker import Broker
     from tangram.config import broker_url
-    from tangram.scheduler.service import SchedulerConfig, SchedulerService, Superseded
+    from tangram.scheduler.service import SchedulerService, Superseded
 
     closed = asyncio.Event()
     broker = await Broker.connect(broker_url(given.nats), name=f"tangram scheduler {given.name}", on_closed=closed.set)
-    service = SchedulerService(
-        broker, SchedulerConfig(leader=given.name, policy=given.policy, settings=settings, silence_s=given.silence)
-    )
+    service = SchedulerService(broker, config)
     roles.on_signals(service.stop, service.stop)
     running = asyncio.create_task(service.run())
     ready = asyncio.create_task(service.leading.wait())

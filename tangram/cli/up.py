@@ -24,6 +24,7 @@ def add_to(commands: "Commands") -> None:
     command.add_argument("--port", type=common.port, default=0, help="of the embedded broker (default: as last time, or any)")
     command.add_argument("--policy", default="tangram", choices=list(POLICIES))
     command.add_argument("--set", action="append", default=[], metavar="NAME=INTEGER")
+    common.add_seed_models(command)
     common.add_sandbox(command)
     command.add_argument("--executors", type=common.positive, default=1, metavar="N")
     command.add_argument("--cores", type=common.positive, default=None, metavar="N", help="cores to offer (default: all)")
@@ -36,6 +37,7 @@ def handle(given: argparse.Namespace) -> int:
 
 
 async def _run(given: argparse.Namespace) -> int:
+    from tangram.cli.models import read_file
     from tangram.config import home
     from tangram.local import LocalStack
 
@@ -44,6 +46,8 @@ async def _run(given: argparse.Namespace) -> int:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--data {folder}: {error.strerror}") from None
+    if given.seed_models is not None:
+        read_file(given.seed_models)  # what is wrong with it is said here, not in a log
     stack = LocalStack(
         folder,
         policy=given.policy,
@@ -52,6 +56,7 @@ async def _run(given: argparse.Namespace) -> int:
         port=given.port,
         nats=given.nats,
         cores=given.cores or 0,
+        scheduler_arguments=["--seed-models", str(given.seed_models)] if given.seed_models is not None else [],
         executor_arguments=common.sandbox_arguments(given),
         verbose=given.verbose,
     )

@@ -10,6 +10,8 @@ STATIC: Final = "static-trajectory"
 TANGRAM: Final = "tangram"
 POLICIES: Final = (STATIC, TANGRAM)
 """In the order they run. The calibration uses the first one's stack, because a reservation learns nothing from it."""
+UNLEARNT: Final = "without-learning"
+"""Tangram once more, with `learn=0`: sizes by what is declared alone."""
 
 TASK: Final = "coding"
 
@@ -26,7 +28,7 @@ class DemoConfig:
     timeout_s: of one action. limit_s: of the run of one policy.
     python: the interpreter in the sandbox. This one exists wherever the process back end runs, and a name looked up
     on PATH may be a version manager's script that takes ten times as long to start; in an image, say "python3".
-    image: of the sandbox; empty for the executor's own.
+    image: of the sandbox; empty for the executor's own. unlearnt: whether `UNLEARNT` runs too, as the last.
     """
 
     seed: int = 1
@@ -43,6 +45,11 @@ class DemoConfig:
     limit_s: float = 600.0
     python: str = sys.executable or "python3"
     image: str = ""
+    unlearnt: bool = False
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        return (*POLICIES, UNLEARNT) if self.unlearnt else POLICIES
 
     def __post_init__(self) -> None:
         _within("trajectories", self.trajectories, 1, 1_024)

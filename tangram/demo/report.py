@@ -77,7 +77,7 @@ def figures(run: PolicyRun) -> PolicyFigures:
 
 
 def report(runs: Iterable[PolicyRun], *, seed: int, command: str) -> Report:
-    """The figures of both policies. Raises KeyError if one of them has not run."""
+    """The figures of all that ran. Raises KeyError if one of the two that are compared has not."""
     policies = {run.policy: figures(run) for run in runs}
     static, tangram = policies[STATIC], policies[TANGRAM]
     return {

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Final
 
 from tangram.demo.calibration import calibrate
-from tangram.demo.config import POLICIES, STATIC, TASK, DemoConfig
+from tangram.demo.config import STATIC, TASK, DemoConfig
 from tangram.demo.plan import Costs, Plan, draw, pauses
 from tangram.demo.problems import load
 from tangram.demo.progress import Progress
@@ -38,7 +38,7 @@ async def compare(config: DemoConfig, stack: Stack, progress: Progress, *, comma
     plans = draw(config, problems)
     costs: Costs | None = None
     runs = []
-    for policy in POLICIES:
+    for policy in config.policies:
         async with stack(policy) as url, Client(url, task=TASK) as client:
             if costs is None:
                 progress.note("measuring what actions cost when nothing else runs")

@@ -25,6 +25,7 @@ from tangram.messages.events import (
     Heartbeat,
     Item,
     LeaderStarted,
+    ModelsSeeded,
     Output,
     OutputChunk,
     Result,
@@ -40,7 +41,7 @@ encode = _ENCODER.encode
 """encode(message) -> bytes. Deterministic: equal messages give equal bytes."""
 
 ExecutorMessage = ExecutorJoined | ExecutorChanged | ExecutorDraining | ActionsReturned | ExecutorLeft
-ClockMessage = Ticked | ExecutorLost | Settings
+ClockMessage = Ticked | ExecutorLost | Settings | ModelsSeeded
 LogMessage = (
     ActionsSubmitted | CancelsRequested | ExecutorMessage | ActionsFinished | DecisionsMade | LeaderStarted | ClockMessage
 )

@@ -353,6 +353,37 @@ class Settings(Event, frozen=True, kw_only=True):
     quotas: Annotated[dict[Name, Quota], Meta(max_length=limits.QUOTAS_MAX)] | None = None
 
 
+class SizeSeen(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is known of a kind on `units` cores. duration_us: the square of the mean square root. weight_ppm: millionths of
+    completions that this counts as. times: completions since the kind last changed."""
+
+    units: Number
+    duration_us: Number
+    weight_ppm: Count
+    times: Count = 0
+
+
+class LearntModel(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How long actions of a task's kind take: serial + parallel / units + overhead * units, and their standard deviation on the
+    same units, in millionths of that. count: completions so far. One whose curve is 0 says nothing."""
+
+    task: Name
+    kind: Kind
+    count: Number
+    serial_us: Count = 0
+    parallel_us: Count = 0
+    overhead_us: Count = 0
+    spread_ppm: Count = 0
+    sizes: Annotated[list[SizeSeen], Meta(min_length=1, max_length=limits.MODEL_SIZES_MAX)]
+
+
+class ModelsSeeded(Event, frozen=True, kw_only=True):
+    """What was learnt elsewhere, for kinds of which nothing is known here."""
+
+    epoch: Count
+    models: Annotated[list[LearntModel], Meta(max_length=limits.ENVELOPE_ITEMS_MAX)]
+
+
 class DeadLetter(Event, frozen=True, kw_only=True):
     """What could not be decoded, or on which the core would have raised, with where it stood in the log."""
 

@@ -23,7 +23,7 @@ def spec(
     retry: str = "never",
     session: int = 0,
     idle_ttl: float = IDLE_TTL_S,
-    parallel: float | Mapping[int, float] | None = None,
+    parallel: request.Parallel | None = None,
     duration: float | None = None,
     traceparent: str | None = None,
     key: str = "",
@@ -31,6 +31,8 @@ def spec(
     """The spec of an action. trace_id: of whoever asks, if there is no span. Raises InvalidRequest."""
     cost: dict[str, m.Demand] = {}
     demand = request.cpu(units)
+    if callable(parallel) and not isinstance(parallel, Mapping):
+        demand, parallel = request.tabulated(parallel, demand)
     if demand is not None:
         cost["cpu"] = demand
     if memory is not None:

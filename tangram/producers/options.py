@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, Literal, TypedDict
 
 from tangram import limits
-from tangram.producers.request import Units
+from tangram.producers.request import Parallel, Units
 
 OnOutput = Callable[[str, bytes], None]
 """Called with "stdout" or "stderr" and bytes, while the program runs; best effort."""
@@ -18,11 +18,12 @@ IDLE_TTL_S: Final = limits.SESSION_IDLE_MS_DEFAULT / 1e3
 class SessionRunOptions(TypedDict, total=False):
     """units: cores: whole, (least, most), a set of legal amounts, or a fraction below 1. timeout: seconds of run time.
     deadline: seconds to wait for its start. stdin, env, cwd: as for any program; nothing of the executor's environment is
-    passed on. parallel: the fraction of the run time that scales with cores, or seconds by units; duration: seconds on one
-    core. output_max: bytes of each of stdout and stderr that are kept, head and tail; the rest is counted. kind: names what
-    this does; actions of one task and kind are taken to last alike. traceparent: W3C trace context. key: of your own, up to 200
-    characters: what this client, or a later one of its name, asks for again under it within an hour is not run again and
-    shares the outcome; something else under it is rejected (conflict)."""
+    passed on. parallel: the fraction of the run time that scales with cores, or seconds by units, or a callable that is asked,
+    before anything is sent, for the seconds on each legal number of units; duration: seconds on one core. output_max: bytes of
+    each of stdout and stderr that are kept, head and tail; the rest is counted. kind: names what this does; actions of one task
+    and kind are taken to last alike. traceparent: W3C trace context. key: of your own, up to 200 characters: what this client,
+    or a later one of its name, asks for again under it within an hour is not run again and shares the outcome; something else
+    under it is rejected (conflict)."""
 
     units: Units
     timeout: float
@@ -30,7 +31,7 @@ class SessionRunOptions(TypedDict, total=False):
     stdin: bytes | str
     env: Mapping[str, str] | None
     cwd: str
-    parallel: float | Mapping[int, float] | None
+    parallel: Parallel | None
     duration: float | None
     kind: str
     output_max: int

@@ -15,6 +15,8 @@ from tangram.rules import broken_rule
 
 Units = int | float | tuple[int, int] | Set[int]
 """Whole cores; a fraction below 1; (least, most); or a set of legal amounts."""
+Parallel = float | Mapping[int, float] | Callable[[int], float]
+"""The part of the run time that scales (0 to 1); seconds by units; or what says the seconds for a number of units."""
 
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
@@ -115,6 +117,32 @@ def _table(seconds_by_units: Mapping[int, float]) -> tuple[tuple[int, int], ...]
     if not rows or not all(_is_number(units) and isinstance(units, int) and 1 <= units <= most for units, _ in rows):
         raise InvalidRequest("parallel", "must be a fraction of 0 to 1, or seconds by units", seconds_by_units)
     return tuple(sorted((units, milliseconds("parallel", seconds, 1) * 1000) for units, seconds in rows))
+
+
+def tabulated(seconds: Callable[[int], float], demand: m.Demand | None) -> tuple[m.Demand, dict[int, float]]:
+    """The durations that a callable of the caller's says, at each amount of cores that the demand allows. Of a wide range those
+    amounts become the only legal ones, each larger than the one before in about the same ratio. Raises InvalidRequest."""
+    if demand is None or demand.low < _MILLI:
+        raise InvalidRequest("parallel", "must be a fraction where units are no whole cores: there is nothing to ask it for")
+    if not demand.legal and demand.high - demand.low >= limits.LEGAL_AMOUNTS_MAX * _MILLI:
+        low, steps = demand.low // _MILLI, limits.LEGAL_AMOUNTS_MAX - 1
+        ratio = demand.high / demand.low
+        legal = sorted({round(low * ratio ** (step / steps)) * _MILLI for step in range(steps + 1)})
+        demand = m.Demand(low=demand.low, high=demand.high, legal=tuple(legal))
+    amounts = demand.legal or range(demand.low, max(demand.low, demand.high) + 1, _MILLI)
+    return demand, {amount // _MILLI: _seconds_of(seconds, amount // _MILLI) for amount in amounts}
+
+
+def _seconds_of(seconds: Callable[[int], float], units: int) -> float:
+    try:
+        found = seconds(units)
+    except Exception as error:
+        raise InvalidRequest("parallel", f"must say the seconds on {units} units, and raised {type(error).__name__}") from error
+    try:
+        milliseconds("parallel", found, 1)
+    except InvalidRequest as error:
+        raise InvalidRequest("parallel", f"{error.rule} on {units} units", found) from None
+    return found
 
 
 def _is_number(value: object) -> bool:

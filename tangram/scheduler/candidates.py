@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tangram import limits
 from tangram.messages import Demand, Resident
 from tangram.scheduler.cores import MILLI, CorePool
-from tangram.scheduler.policies import charge, could_fit
+from tangram.scheduler.policies import charge, could_fit, could_run
 from tangram.scheduler.ready import Order
 from tangram.scheduler.state import Action, Host, HostKey, Incarnation, State
 
@@ -81,7 +81,7 @@ class Candidates:
         while heads and looked_at < limits.CANDIDATES_MAX:
             _, index, action = heads[0]
             looked_at += 1
-            go_on = on_gpus(action) if "gpu" in action.spec.cost else self._try(action)
+            go_on = self._is_beyond_quota(action) or (on_gpus if "gpu" in action.spec.cost else self._try)(action)
             following = next(walks[index], None) if go_on else None
             if following is None:
                 heapq.heappop(heads)
@@ -97,15 +97,16 @@ class Candidates:
             bound = self.state.incarnations[session.incarnation]
             if not could_fit(self.state, bound, cost):
                 return True
-            if self.state.quotas and not self._has_quota(cost):
+            if self.state.quotas and not self.has_quota(cost, lambda: [bound]):
                 return False
             if self._fits(self.room(bound.host), bound, cost):
                 self.start(action, bound, cost)
                 return True
+            self._take_quotas(cost)
             self._hold_back(self.room(bound.host), bound, cost)
             return False
-        if self.state.quotas and not self._has_quota(cost):
-            return False
+        if self.state.quotas and not self.has_quota(cost, lambda: self._able(action, cost)):
+            return not self.is_closed(cost)
         alike = (action.key, action.avoid, *((name, demand.low) for name, demand in cost.items())) if self._waiting else ()
         if alike in self._waiting:
             return self._waiting[alike]
@@ -117,7 +118,11 @@ class Candidates:
         if holder is not None:
             self.start(action, holder, cost)
             return True
-        return self._wait(action, cost, takers)
+        holders = self._able(action, cost)
+        self.hold_back(holders, cost)
+        alike = (action.key, action.avoid, *((name, demand.low) for name, demand in cost.items()))
+        self._waiting[alike] = len(holders) < len(takers)
+        return self._waiting[alike]
 
     def _choose(self, action: Action, cost: dict[str, Demand], takers: list[Incarnation]) -> Incarnation | None:
         """The best of those that have room now; the earlier one between equals. A start only makes its own host worse, so of a
@@ -149,17 +154,19 @@ class Candidates:
         fitting = [holder for holder in holders if self._fits(self.room(holder.host), holder, cost)]
         return min(fitting, key=lambda holder: self._score(action, self.room(holder.host), holder), default=None)
 
-    def _wait(self, action: Action, cost: dict[str, Demand], takers: list[Incarnation]) -> bool:
-        """Holds back what a one-shot action waits for, on the hosts that could ever have it."""
-        holders = [holder for holder in takers if could_fit(self.state, holder, cost)]
-        holders = self._preferred(action, cost, holders) if action.avoid else holders
+    def _able(self, action: Action, cost: dict[str, Demand]) -> list[Incarnation]:
+        """Those for which an action that needs no GPUs can wait."""
+        holders = [each for each in self._takers(action.key) if could_fit(self.state, each, cost)]
+        return self._preferred(action, cost, holders) if action.avoid else holders
+
+    def hold_back(self, holders: list[Incarnation], cost: dict[str, Demand]) -> None:
+        """Of what an action waits for on these executors, those behind it get nothing; its quotas, which it has, are kept."""
+        if holders:
+            self._take_quotas(cost)
         kept: set[HostKey] = set()  # only asked for membership
         for holder in holders:
             self._hold_back(self.room(holder.host), holder, cost, keep=holder.host not in kept)
             kept.add(holder.host)
-        alike = (action.key, action.avoid, *((name, demand.low) for name, demand in cost.items()))
-        self._waiting[alike] = len(holders) < len(takers)
-        return self._waiting[alike]
 
     def takers_of(self, action: Action) -> list[Incarnation]:
         """Live executors that take new actions of its kind and serve its service, on hosts that have not lost it if there are
@@ -169,19 +176,37 @@ class Candidates:
         return self._preferred(action, charge(self.state, action), takers) if action.avoid else takers
 
     def has_room(self, holder: Incarnation, cost: dict[str, Demand]) -> bool:
-        """Whether this could start there now, on its minimum of everything."""
-        return self._has_quota(cost) and self._fits(self.room(holder.host), holder, cost)
+        """Whether this could start there now, on its minimum of everything; its quotas apart."""
+        return self._fits(self.room(holder.host), holder, cost)
 
-    def _has_quota(self, cost: dict[str, Demand]) -> bool:
-        """Whether all quotas that are named let it through. One that does not lets nobody through behind it."""
+    def _is_beyond_quota(self, action: Action) -> bool:
+        """Whether a quota was made smaller than what it takes: it waits for another change, and holds nobody up."""
+        pools = self.state.quotas
+        return bool(pools) and any(
+            0 < pools[name].limit.tokens < demand.low for name, demand in action.spec.cost.items() if name in pools
+        )
+
+    def has_quota(self, cost: dict[str, Demand], holders: Callable[[], list[Incarnation]]) -> bool:
+        """Whether all quotas that are named let it through. If one does not, it lets nobody through behind it either, as long as
+        there is anybody who could run it."""
+        lacks = [name for name, demand in cost.items() if name in self.state.quotas and not self._lets_through(name, demand)]
+        if lacks and not self.is_closed(cost) and holders():
+            self._let_through.update(dict.fromkeys(lacks, (-1, 0)))
+        return not lacks
+
+    def is_closed(self, cost: dict[str, Demand]) -> bool:
+        """Whether somebody waits for one of its quotas, and so all others of its queue do."""
+        return any(self._let_through.get(name, (0, 0))[0] < 0 for name in cost)
+
+    def _lets_through(self, name: str, demand: Demand) -> bool:
+        count, tokens = self._let_through.get(name, (0, 0))
+        return count >= 0 and self.state.quotas[name].fits(tokens + demand.low, count + 1)
+
+    def _take_quotas(self, cost: dict[str, Demand]) -> None:
         for name, demand in cost.items():
-            quota = self.state.quotas.get(name)
-            if quota is not None:
-                left, tokens = self._let_through.get(name, (0, 0))
-                if left < 0 or not quota.fits(tokens + demand.low, left + 1):
-                    self._let_through[name] = (-1, 0)
-                    return False
-        return True
+            if name in self.state.quotas:
+                count, tokens = self._let_through.get(name, (0, 0))
+                self._let_through[name] = (count + 1, tokens + demand.low)
 
     def _takers(self, key: str) -> list[Incarnation]:
         """Incarnations that take new actions of this kind, each host's in the order they joined."""
@@ -193,7 +218,7 @@ class Candidates:
 
     def _preferred(self, action: Action, cost: dict[str, Demand], holders: list[Incarnation]) -> list[Incarnation]:
         """Without the hosts that lost an attempt, as long as there is another that could ever run it."""
-        fresh = [holder for holder in holders if holder.host not in action.avoid and could_fit(self.state, holder, cost)]
+        fresh = [holder for holder in holders if holder.host not in action.avoid and could_run(self.state, holder, action, cost)]
         return fresh or holders
 
     @staticmethod
@@ -246,14 +271,16 @@ class Candidates:
         amounts: dict[str, int] = {}
         cores: tuple[int, ...] = ()
         claimed = 0
+        if quotas:
+            self._take_quotas(cost)
         for name, demand in cost.items():
             low = demand.low
             if name in quotas:
-                count, tokens = self._let_through.get(name, (0, 0))
-                self._let_through[name] = (count + 1, tokens + low)
-            elif not low:
+                amounts[name] = low
                 continue
-            elif name != "cpu":
+            if not low:
+                continue
+            if name != "cpu":
                 room.free[name] -= low
             elif low >= MILLI:
                 claimed = room.pool.claim(low // MILLI, holder.cores_mask)

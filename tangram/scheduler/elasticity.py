@@ -2,8 +2,8 @@
 
 A curve is duration(m) = serial + parallel/m + overhead*m, all parts >= 0, so it is convex and may rise again. A model learns one
 for each (task, kind) from completions: for each size a weighted mean that forgets and that single outliers cannot move far,
-then the curve through those means with the least weighted relative error, held by a prior. Only + - * / and sqrt are used, in
-one order, so that every machine computes the same.
+then the curve through those means with the least weighted relative error, held by a prior; and how far single durations lie
+from those means. Only + - * / and sqrt are used, in one order, so that every machine computes the same.
 """
 
 from collections.abc import Sequence
@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from math import sqrt
 from typing import Final, NamedTuple
 
+from tangram import limits
 from tangram.messages import Hint
 
-SIZES_MAX: Final = 32
-"""Sizes that a model remembers; the one with the least weight makes room."""
 FORGET: Final = 1 / 48
 """Of the weight of what was seen, lost with each completion of the kind: about the last 48 count."""
 OUTLIER: Final = 3.0
@@ -26,10 +25,22 @@ with sigma 0.5 the root mean lies beyond it once in a hundred.)"""
 STALE: Final = 0.3
 """Of the weight of the other sizes then, so that they are tried again."""
 TRY_AFTER: Final = 3
-TRY_WEIGHT: Final = 1.2
-"""Completions of a size that count, below which it is tried when nobody else needs the units."""
-PRIOR_WEIGHT: Final = 0.5
-"""Of the prior at each of its sizes, in completions: enough to hold what was never seen, little beside what was."""
+TRIES: Final = 2
+"""Of each size since the kind last changed; after that only of those next to the fastest: of a convex curve all others are slower
+than these."""
+TRY_GAP: Final = 3
+TRY_GAP_MAX: Final = 256
+TRY_HOPELESS: Final = 4
+"""Completions of a kind from one try of a size to the next: TRY_GAP for each that the size has had since the kind last changed,
+TRY_HOPELESS times as many if it was seen to be slower by more than the spread, and at most TRY_GAP_MAX, so that a size that has
+become better is found. (Five kinds with 1,000 completions each, sigma 0.5: 1 to 3 % are tries, after 12 to 15 of the first
+hundred.)"""
+SPREAD: Final = 0.5
+SPREAD_WEIGHT: Final = 4.0
+"""The spread of a kind before anything is known of it, and what that counts for, in completions."""
+PRIOR_WEIGHT: Final = 2.0
+"""Of the prior at each of its sizes, in completions, times the variance of single ones, as the means of few are then as far off:
+enough to hold what was never seen, little beside what was."""
 PRIOR_SIZES: Final = (1, 2, 4, 8, 16)
 REFIT_EVERY: Final = 8
 """Completions between two fits once a model has seen REFIT_ALWAYS; the curve hardly moves from one to the next."""
@@ -74,6 +85,10 @@ class Seen:
     root_us: float = 0.0
     recent_us: float = 0.0
     """The same of the last few."""
+    times: int = 0
+    """Completions since the kind last changed."""
+    last: int = 0
+    """The model's `count` at the last one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -82,8 +97,16 @@ class Model:
 
     sizes: dict[int, Seen] = field(default_factory=dict)
     count: int = 0
+    variance: float = SPREAD * SPREAD
+    """Of durations at one size, as parts of their mean: four times that of the roots. compared: the weight that it has."""
+    compared: float = SPREAD_WEIGHT
     curve: tuple[float, float, float] = (0.0, 0.0, 0.0)
     """serial, parallel, overhead as of the last fit; all 0 before the first."""
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation of durations at one size, as a part of their mean; of log-normal ones nearly sigma."""
+        return sqrt(self.variance)
 
 
 def learn(model: Model, units: int, duration_us: int, prior: Curve) -> None:
@@ -93,14 +116,20 @@ def learn(model: Model, units: int, duration_us: int, prior: Curve) -> None:
         seen.weight *= 1 - FORGET
     at = model.sizes.get(units)
     if at is None:
-        if len(model.sizes) >= SIZES_MAX:
+        if len(model.sizes) >= limits.MODEL_SIZES_MAX:
             del model.sizes[min(model.sizes, key=lambda size: (model.sizes[size].weight, size))]
         at = model.sizes[units] = Seen()
     root = sqrt(duration_us)
     if at.weight >= 2:
         limit = sqrt(OUTLIER)
         root = min(max(root, at.root_us / limit), at.root_us * limit)
+        deviation = 2 * (root / at.root_us - 1)
+        certain = at.weight / (at.weight + 1)  # the mean of few is off by itself
+        model.compared += certain - FORGET * model.compared
+        model.variance += certain * (certain * deviation * deviation - model.variance) / model.compared
     at.weight += 1
+    at.times += 1
+    at.last = model.count
     at.root_us += (root - at.root_us) / at.weight
     at.recent_us = at.recent_us + RECENT * (root - at.recent_us) if at.recent_us else root
     if at.weight >= 1 / RECENT and not 1 / CHANGED < at.recent_us / at.root_us < CHANGED:
@@ -108,6 +137,7 @@ def learn(model: Model, units: int, duration_us: int, prior: Curve) -> None:
         for size, other in model.sizes.items():
             if size != units:
                 other.weight *= STALE
+                other.times = 0
     if model.count <= REFIT_ALWAYS or model.count % REFIT_EVERY == 0:
         model.curve = _fit(model, prior)
 
@@ -117,29 +147,42 @@ def learnt(model: Model) -> Curve:
 
 
 def size_to_try(model: Model, sizes: Sequence[int], most: int) -> int | None:
-    """When capacity idles: the size of at most `most` units, among the smallest and its doubles, of which least is known, as
-    long as that is too little. None before the first few completions: the prior has the first word."""
+    """When capacity idles: of at most `most` units, among the smallest and its doubles, the size of which least is known and
+    whose turn has come, if there is one. None before the first few completions: the prior has the first word."""
     if model.count < TRY_AFTER:
         return None
-    tried: tuple[float, int] | None = None
-    following = 0
+    ladder: list[int] = []
     for size in sizes:
         if size > most:
             break
-        if size >= following:
-            following = 2 * size
-            seen = model.sizes.get(size)
-            weight = seen.weight if seen is not None else 0.0
-            if weight < TRY_WEIGHT and (tried is None or weight < tried[0]):
-                tried = weight, size
+        if not ladder or size >= 2 * ladder[-1]:
+            ladder.append(size)
+    curve = learnt(model)
+    fastest = min(range(len(ladder)), key=lambda index: (curve.at(ladder[index]), index), default=0)
+    tried: tuple[float, int] | None = None
+    for index, size in enumerate(ladder):
+        seen = model.sizes.get(size)
+        if seen is not None:
+            if seen.times >= TRIES and abs(index - fastest) != 1:
+                continue
+            if model.count - seen.last < _gap(seen, curve.at(ladder[fastest]) * (1 + model.spread)):
+                continue
+        weight = seen.weight if seen is not None else 0.0
+        if tried is None or weight < tried[0]:
+            tried = weight, size
     return tried[1] if tried is not None else None
+
+
+def _gap(seen: Seen, slow_us: float) -> int:
+    hopeless = seen.times >= TRIES and seen.root_us * seen.root_us > slow_us
+    return min(TRY_GAP * seen.times * (TRY_HOPELESS if hopeless else 1), TRY_GAP_MAX)
 
 
 def _fit(model: Model, prior: Curve) -> tuple[float, float, float]:
     """Least squares of the relative error over all sizes seen, and over the prior's shape at the scale of what was seen."""
     rows = [(units, seen.root_us * seen.root_us, seen.weight) for units, seen in sorted(model.sizes.items())]
     scale = sum(weight * duration / prior.at(units) for units, duration, weight in rows) / sum(row[2] for row in rows)
-    rows += [(units, scale * prior.at(units), PRIOR_WEIGHT) for units in PRIOR_SIZES]
+    rows += [(units, scale * prior.at(units), PRIOR_WEIGHT * model.variance) for units in PRIOR_SIZES]
     gram = [[0.0] * 3 for _ in range(3)]
     right = [0.0] * 3
     for units, duration, weight in rows:

@@ -12,7 +12,7 @@ from tangram import limits
 from tangram import messages as m
 from tangram.errors import NewerVersion
 from tangram.outcomes import Outcome
-from tangram.scheduler import fold_actions, fold_clients, fold_executors, fold_grants, fold_keys, fold_submissions
+from tangram.scheduler import fold_actions, fold_clients, fold_executors, fold_grants, fold_keys, fold_submissions, models
 from tangram.scheduler.fold_actions import owe, owe_cancel
 from tangram.scheduler.policies import POLICIES
 from tangram.scheduler.quotas import QuotaPool
@@ -98,6 +98,9 @@ def _apply(state: State, address: Address, message: m.LogMessage) -> None:
             _lost(state, message)
         case m.LeaderStarted():
             _leader(state, message)
+        case m.ModelsSeeded():
+            if message.epoch == state.epoch:
+                models.seed(state, message)
         case m.Settings():
             if message.epoch == state.epoch:
                 state.settings.update(message.settings)
@@ -127,8 +130,11 @@ def _leader(state: State, message: m.LeaderStarted) -> None:
 
 
 def _quotas(state: State, quotas: dict[str, m.Quota]) -> None:
-    """The limits from now on. One that is no more stays, without a limit, for those that hold a place of it."""
+    """The limits from now on. One that is no more stays, without a limit, as long as somebody holds a place or tokens of it, so
+    that they count when it is set again. Cores and GPUs are counted by host and can be none."""
     for name, quota in quotas.items():
+        if name in ("cpu", "gpu"):
+            continue
         pool = state.quotas.get(name)
         if pool is None:
             state.quotas[name] = QuotaPool(quota)
@@ -136,9 +142,10 @@ def _quotas(state: State, quotas: dict[str, m.Quota]) -> None:
             pool.limit = quota
     for name, pool in list(state.quotas.items()):
         if name not in quotas:
-            pool.limit = m.Quota()
-            if not pool.in_use:
-                del state.quotas[name]
+            pool.limit = m.Quota(interval_ms=pool.limit.interval_ms)
+        fold_grants.refill(state, name)
+        if name not in quotas and not pool.in_use and not pool.taken:
+            del state.quotas[name]
     state.story.append(f"quotas {sorted(state.quotas)}")
 
 

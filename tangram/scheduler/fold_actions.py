@@ -47,7 +47,8 @@ def enqueue(state: State, action: Action) -> None:
     move(action, Phase.READY)
     action.ready_ns = state.now_ns
     host = action.session.host if action.session is not None else None
-    resources = sorted([name for name, demand in charge(state, action).items() if demand.low])
+    # A quota may be named with no tokens, and somebody who waits for it must not stand before those who do not name it.
+    resources = sorted([name for name, demand in charge(state, action).items() if demand.low or name != "cpu"])
     key = QueueKey(action.key, host, tuple(resources), action.spec.service)
     queue = state.queues.get(key)
     if queue is None:
@@ -232,7 +233,7 @@ def release(state: State, grant: Grant) -> None:
             observe_gpus(host, state.now_ns)
             host.gpus.give(grant.gpus)
             if not grant.service:  # its own program's memory, which ends with it
-                host.gpus.drop("", grant.gpus)
+                host.gpus.drop("", grant.gpus, holder.id)
         elif name in grant.quotas:
             state.quotas[name].give()
         else:

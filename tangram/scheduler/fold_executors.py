@@ -42,7 +42,7 @@ def joined(state: State, executor: str, message: m.ExecutorJoined) -> None:
         capacity=dict(message.capacity),
         joined_seq=state.seq,
         k=message.k,
-        gpus=mask_of(message.gpus),
+        gpus_announced=mask_of(message.gpus),
         gpu_memory_mib=message.gpu_memory_mib,
         services=dict(message.services),
     )
@@ -60,7 +60,11 @@ def _measure(host: Host, now_ns: int) -> None:
     known = 0
     capacity: dict[str, int] = {}
     gpus, gpu_memory_mib = 0, 0
+    for holder in host.live:  # weights stay in a process, and no other can drop them: a GPU is that of one, as long as it lives
+        holder.gpus &= holder.gpus_announced
+        gpus |= holder.gpus
     for holder in host.live:
+        holder.gpus |= holder.gpus_announced & ~gpus
         gpus |= holder.gpus
         gpu_memory_mib = max(gpu_memory_mib, holder.gpu_memory_mib)
         holder.cores_mask = 0
@@ -154,7 +158,9 @@ def changed(state: State, holder: Incarnation, message: m.ExecutorChanged) -> No
     if message.capacity is not None:
         holder.capacity = dict(message.capacity)
     if message.gpus is not None:
-        holder.gpus = mask_of(message.gpus)
+        holder.gpus_announced = mask_of(message.gpus)
+        pool = state.hosts[holder.host].gpus
+        pool.copies = [each for each in pool.copies if each.holder != holder.id or not each.gpus & ~holder.gpus_announced]
     if message.services is not None:
         holder.services = dict(message.services)
     if holder.live:

@@ -21,7 +21,7 @@ from tangram.scheduler.fold_actions import (
 )
 from tangram.scheduler.gpus import Copy
 from tangram.scheduler.load import observe, observe_gpus, wanted
-from tangram.scheduler.policies import model_key, prior_of, setting
+from tangram.scheduler.policies import model_key, prior_of, setting, weights_on_each
 from tangram.scheduler.state import (
     Action,
     ActionId,
@@ -91,8 +91,7 @@ def started(state: State, holder: Incarnation, number: int, start: m.Start) -> N
 def _take_gpus(state: State, host: Host, grant: Grant, start: m.Start) -> None:
     observe_gpus(host, state.now_ns)
     holder = state.incarnations[grant.incarnation]
-    offer = holder.services.get(grant.service)
-    mib = -(-offer.weights_mib // len(start.gpus)) if offer is not None and start.gpus else host.gpus.memory_mib
+    mib = weights_on_each(holder, grant.service, len(start.gpus), host.gpus.memory_mib)
     copy = Copy(grant.service, grant.gpus, mib, holder.id, state.now_ns)
     host.gpus.take(grant.gpus, copy, [(each.service, mask_of(each.gpus)) for each in start.evicts])
     if grant.service:

@@ -9,7 +9,7 @@ from tangram.rules import broken_rule
 from tangram.scheduler import fold_keys
 from tangram.scheduler.fold_actions import advance, ask_to_end, cancel, enqueue, move, owe
 from tangram.scheduler.fold_clients import client_of, has_seen, is_replaced, see
-from tangram.scheduler.policies import charge, could_fit, setting, size_of
+from tangram.scheduler.policies import charge, could_fit, could_run, setting, size_of
 from tangram.scheduler.state import Action, ActionId, Client, Phase, Session, SessionPhase, State
 
 
@@ -180,19 +180,22 @@ def never_fits(state: State, action: Action) -> str:
     cost = charge(state, action)
     service = action.spec.service
     places = []
-    any_of_its_kind = False
+    any_of_its_kind = can_have_it = False
     for host in state.hosts.values():
         for holder in host.live:
             if holder.key == action.key:
                 any_of_its_kind = True
                 if not service or service in holder.services:
-                    if could_fit(state, holder, cost):
+                    if not cost or could_run(state, holder, action, cost):
                         return ""
                     places.append(holder)
+                    can_have_it |= could_fit(state, holder, cost)
     if not any_of_its_kind:
         return ""
     if not places:
         return f"no executor serves {service}"
+    if service and can_have_it:
+        return f"no executor has the memory for {service} on so many GPUs"
     largest = {name: max(size_of(state, holder, name) for holder in places) for name in cost}
     return "at most " + ", ".join(f"{name} {amount}" for name, amount in sorted(largest.items())) + " on one executor"
 

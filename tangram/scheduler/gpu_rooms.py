@@ -42,13 +42,15 @@ class GpuRoom:
         self.host = host
         self.used = host.gpus.used
         self.copies = list(host.gpus.copies)
+        self.gone: list[Copy] = []
+        """Copies that made room in this pass."""
         self._state = state
         self._oldest_first = oldest_first
         self._until = [0.0] * host.gpus.all.bit_length()
         """When each GPU will be free of all that runs or waits for it."""
         self._reserved = [NEVER_US] * len(self._until)
         """When somebody who waits begins on it."""
-        self._spots: dict[tuple[str, int, int], Spot | None] = {}
+        self._spots: dict[tuple[str, str, int], Spot | None] = {}
         self._victims_on: dict[tuple[str, int, int], tuple[float, tuple[Copy, ...]] | None] = {}
         self._ranked: list[tuple[float, Copy]] | None = None
         self._occupy()
@@ -56,10 +58,10 @@ class GpuRoom:
     def _occupy(self) -> None:
         now_ns = self._state.now_ns
         for gpu in ids_of(self.used & self.host.gpus.all):
-            self._until[gpu] = NEVER_US  # of somebody lost, until somebody finds it dead
+            self._until[gpu] = NEVER_US  # as of somebody lost, until somebody finds it dead
         for holder in self.host.live:
             for grant in holder.grants.values():
-                if grant.gpus:
+                if grant.gpus and not grant.holds_session:  # nobody knows when a sandbox ends
                     left_ns = grant.finish_ns - now_ns
                     # Overdue: as a heavy tail has it, for half as long again.
                     ends = max((left_ns if left_ns > 0 else (now_ns - grant.started_ns) // 2) / 1_000, 1.0)
@@ -77,25 +79,32 @@ class GpuRoom:
             return 0.0
         return max([self._until[gpu] for gpu in ids])
 
-    def spot(self, holder: Incarnation, size: int, mib: int) -> Spot | None:
-        """The chunk that can be had soonest, what it costs others included; None if there is none with so much memory."""
-        key = (holder.id, size, mib)
+    def spot(self, holder: Incarnation, service: str, size: int, mib: int) -> Spot | None:
+        """The chunk without a copy of this service that can be had soonest, what it costs others included; None if there is none
+        with so much memory."""
+        key = (holder.id, service, size)
         if key in self._spots:
             return self._spots[key]
         best: Spot | None = None
-        least = math.inf
-        for chunk in _chunks(holder.gpus & self.host.gpus.all, size):
+        least = (math.inf, 0)
+        mine = [copy.gpus for copy in self.copies if copy.service == service and copy.holder == holder.id]
+        for chunk in _chunks(holder.gpus, size):
+            if service and chunk in mine:
+                continue
             found = self.victims(holder, chunk, mib)
-            if found is not None:
-                cost = max([self._until[gpu] for gpu in ids_of(chunk)]) + found[0]
+            begins = max([self._until[gpu] for gpu in ids_of(chunk)])
+            if found is not None and begins < NEVER_US:
+                cost = (begins + found[0], 0)
+                if self._oldest_first:
+                    cost = (begins, max((victim.used_ns for victim in found[1]), default=-1))
                 if cost < least:
                     best, least = Spot(chunk, *found), cost
         self._spots[key] = best
         return best
 
     def victims(self, holder: Incarnation, chunk: int, mib: int) -> tuple[float, tuple[Copy, ...]] | None:
-        """The copies that have to make room for so many MiB on each GPU of a chunk, the least worth first, and what they are
-        worth together; None if it cannot be made."""
+        """The holder's copies that have to make room for so many MiB on each GPU of a chunk, the least worth first, and what they
+        are worth together; None if that is not enough."""
         key = (holder.id, chunk, mib)
         if key not in self._victims_on:
             self._victims_on[key] = self._find_victims(holder, chunk, mib)
@@ -112,9 +121,7 @@ class GpuRoom:
         loss = 0.0
         for worth, copy in here:
             ids = ids_of(copy.gpus & chunk)
-            if any(full[gpu] + mib > memory for gpu in ids):
-                if copy.holder != holder.id:
-                    return None
+            if copy.holder == holder.id and any(full[gpu] + mib > memory for gpu in ids):
                 victims.append(copy)
                 loss += worth
                 for gpu in ids:
@@ -144,7 +151,7 @@ class GpuRoom:
 
     def start(self, gpus: int, ends_us: float) -> None:
         self.used |= gpus
-        self._taken(gpus, ends_us)
+        self._taken(gpus, max(ends_us, 1.0))
 
     def wait(self, gpus: int, begins_us: float, ends_us: float) -> None:
         """Somebody will begin there then. begins_us 0: nobody may use it until then."""
@@ -158,9 +165,7 @@ class GpuRoom:
         self._spots.clear()
 
     def restore(self, copy: Copy, victims: Sequence[Copy]) -> None:
-        self.copies = [each for each in self.copies if each not in victims]
-        if not any(each.gpus == copy.gpus and each.service == copy.service for each in self.copies):
-            self.copies.append(copy)
+        self.copies = [*(each for each in self.copies if each not in victims), copy]
         self._ranked = None
         self._victims_on.clear()
         self._spots.clear()

@@ -28,8 +28,8 @@ def free_in_chunks(mask: int) -> dict[int, int]:
 
 @dataclass(slots=True, eq=False)
 class Copy:
-    """A service's weights. mib: on each of its GPUs. holder: the incarnation that keeps it. used_ns: when it last began to
-    serve."""
+    """A service's weights. mib: on each of its GPUs. holder: the incarnation that keeps it, which alone can drop it. used_ns:
+    when it last began to serve."""
 
     service: str
     gpus: int
@@ -51,31 +51,27 @@ class GpuPool:
     def free(self) -> int:
         return self.all & ~self.used
 
-    def copy_of(self, service: str, gpus: int) -> Copy | None:
+    def copy_of(self, service: str, gpus: int, holder: str) -> Copy | None:
         for each in self.copies:
-            if each.gpus == gpus and each.service == service:
+            if (each.service, each.gpus, each.holder) == (service, gpus, holder):
                 return each
         return None
 
-    def used_mib(self, gpu: int) -> int:
-        """The weights on one GPU (a mask of one bit)."""
-        return sum(each.mib for each in self.copies if each.gpus & gpu)
-
     def take(self, gpus: int, copy: Copy, evicts: Iterable[tuple[str, int]]) -> None:
-        """Grants GPUs as written, with a copy that serves there, after others have made room."""
+        """Grants GPUs as written, with a copy that serves there, after others of its holder have made room."""
         for service, mask in evicts:
-            self.drop(service, mask)
+            self.drop(service, mask, copy.holder)
         self.used |= gpus
-        known = self.copy_of(copy.service, gpus)
+        known = self.copy_of(copy.service, gpus, copy.holder)
         if known is None:
             self.copies.append(copy)
         else:
-            known.used_ns, known.holder = copy.used_ns, copy.holder
+            known.used_ns = copy.used_ns
 
     def give(self, gpus: int) -> None:
         assert self.used & gpus == gpus, f"GPUs {gpus:b} given back but not taken"
         self.used &= ~gpus
 
-    def drop(self, service: str, gpus: int) -> None:
+    def drop(self, service: str, gpus: int, holder: str) -> None:
         """A copy is gone, if it was there."""
-        self.copies = [each for each in self.copies if each.gpus != gpus or each.service != service]
+        self.copies = [each for each in self.copies if (each.service, each.gpus, each.holder) != (service, gpus, holder)]

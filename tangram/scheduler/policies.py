@@ -127,6 +127,32 @@ def size_of(state: State, holder: Incarnation, name: str) -> int:
     return state.hosts[holder.host].capacity.get(name, 0)
 
 
+def weights_on_each(holder: Incarnation, service: str, size: int, memory_mib: int) -> int:
+    """MiB that an action takes on each of `size` GPUs: of one without a service all there is."""
+    if not service:
+        return memory_mib
+    offer = holder.services.get(service)
+    return -(-offer.weights_mib // max(size, 1)) if offer is not None else 0
+
+
+def fitting_chunks(state: State, holder: Incarnation, action: Action) -> tuple[int, ...]:
+    """The legal chunks of GPUs on which an executor could ever run an action, rising: it has one, and the weights have room."""
+    service = action.spec.service
+    if service and service not in holder.services:
+        return ()
+    most, memory_mib = size_of(state, holder, "gpu"), state.hosts[holder.host].gpus.memory_mib
+    return tuple(
+        size
+        for size in legal_chunks(action.spec.cost["gpu"])
+        if size <= most and weights_on_each(holder, service, size, memory_mib) <= memory_mib
+    )
+
+
+def could_run(state: State, holder: Incarnation, action: Action, cost: dict[str, Demand]) -> bool:
+    """Whether an executor could run an action that is charged so, if nothing else ran there."""
+    return could_fit(state, holder, cost) and ("gpu" not in cost or bool(fitting_chunks(state, holder, action)))
+
+
 def could_fit(state: State, holder: Incarnation, cost: dict[str, Demand]) -> bool:
     """Whether an executor could run what is charged so, if nothing else ran there."""
     return all(size_of(state, holder, name) >= demand.low for name, demand in cost.items())

@@ -34,6 +34,7 @@ from tangram.errors import TangramError
 from tangram.scheduler import checkpoints
 from tangram.scheduler.answers import answer
 from tangram.scheduler.compose import Outgoing, cancels_for, compose
+from tangram.scheduler.exporter import Exporter
 from tangram.scheduler.fold import Folded, Record, step
 from tangram.scheduler.keeper import Keeper
 from tangram.scheduler.payloads import Payloads
@@ -56,6 +57,8 @@ COLLECT_S = 60.0
 COLLECT_ACTIONS_MAX = 1_000
 """With no more open a full collection takes some milliseconds; with 100,000 it takes more than a pass may."""
 CONSUMER_RETRY_S = 0.25
+SEEDS_PER_MESSAGE = 150
+"""A model with all the sizes that it may have takes up to 3 KB, and an envelope has 512."""
 CONSUMER_IDLE_S = 3_600.0
 """The server forgets an executor's consumer that nobody has read for so long."""
 
@@ -70,6 +73,8 @@ class SchedulerConfig:
     silence_s: float = 30.0
     """An executor without a heartbeat for so long, while our own connection works, is lost; and what a client that asked for
     it (`cancel_on_disconnect`) has open is cancelled."""
+    models: tuple[m.LearntModel, ...] = ()
+    """What was learnt elsewhere: put into the log once, when this scheduler first leads."""
 
 
 class Superseded(Exception):
@@ -88,6 +93,9 @@ class SchedulerService:
         """Set while it leads and has read the log up to its own record."""
         self._payloads = Payloads(broker)
         self._keeper = Keeper(broker, self._payloads, [])
+        self._exporter = Exporter(broker)
+        self._models = config.models
+        """Those not stored yet."""
         self._restored_seq = 0
         self._reader: LogReader | None = None
         self._written_seq = 0
@@ -140,6 +148,7 @@ class SchedulerService:
             await self._reader.close()
             for task in self._tasks:
                 task.cancel()
+        await self._exporter.write(self.state)
 
     async def _is_superseded(self) -> bool:
         """Whether what fences us is a record."""
@@ -195,6 +204,9 @@ class SchedulerService:
         self._collected_s = time.monotonic()
         # The fold makes many short-lived objects and few cycles. (Not in executors: there cycles hold outputs.)
         gc.set_threshold(20_000, 20, 100)
+        if seeds := self._seeds():
+            await self._write(writer, seeds)
+        self._models = ()
         self.leading.set()
         self._trouble_told = False
         for skipped in self._unreported:
@@ -202,6 +214,7 @@ class SchedulerService:
         self._unreported.clear()
         if self._keeping is None:
             self._keeping = self._spawn(self._keeper.run(self.state))
+            self._spawn(self._exporter.run(self.state))
         log.info("leading since sequence %d, log read up to %d", writer.epoch, self.state.seq)
         while not self._stop.is_set():
             if self.state.epoch > writer.epoch:
@@ -221,8 +234,11 @@ class SchedulerService:
         if self.state.seq < self._written_seq:
             return
         writes = [*await self._window(), *self._tick(), *await self._silent(), *self._admission()]
-        if not writes:
-            return
+        if writes:
+            await self._write(writer, writes)
+
+    async def _write(self, writer: LeaderWriter, writes: list[tuple[str, bytes]]) -> None:
+        assert self._reader is not None
         acks = await writer.write_all([(subject, data, self._id(writer)) for subject, data in writes])
         self._own = {ack.seq for ack in acks}
         self._written_seq = max(self._own)
@@ -330,6 +346,11 @@ class SchedulerService:
             return []
         log.warning("submissions are %s", "refused: the log is nearly full" if closed else "accepted again")
         return [(subjects.CLOCK, m.encode(m.Settings(epoch=self.state.epoch, admission_closed=closed)))]
+
+    def _seeds(self) -> list[tuple[str, bytes]]:
+        new = [each for each in self._models if (each.task, each.kind) not in self.state.models]
+        batches = [new[at : at + SEEDS_PER_MESSAGE] for at in range(0, len(new), SEEDS_PER_MESSAGE)]
+        return [(subjects.CLOCK, m.encode(m.ModelsSeeded(epoch=self.state.epoch, models=batch))) for batch in batches]
 
     def _tick(self) -> list[tuple[str, bytes]]:
         if not self.state.wants_ticks or self._until_tick_s() > 0:

@@ -162,6 +162,8 @@ class Incarnation:
     sessions: dict[ActionId, Session] = field(default_factory=dict)
     cores_mask: int = 0
     gpus: int = 0
+    """Those of the announced ones that no other live executor of its host had before it."""
+    gpus_announced: int = 0
     gpu_memory_mib: int = 0
     services: dict[str, m.Service] = field(default_factory=dict)
 

@@ -31,15 +31,15 @@ class Units:
         self._prior = prior_of(state)
 
     def settle(self, chosen: Policy) -> None:
-        """Exact cores for all that claimed whole ones, by the policy's rule, and for each how long it is taken to run, so that
-        later passes know when its units come back."""
+        """Exact cores for all that claimed whole ones, by the policy's rule, and for each how long it is taken to run (at most
+        its time-out, whatever its user says), so that later passes know when its units come back."""
         groups: dict[tuple[HostKey, int, bool], list[Decision]] = {}
         for decision in self.found.decisions:
             if decision.claimed:
                 where = (decision.holder.host, decision.holder.cores_mask, bool(decision.gpus))
                 groups.setdefault(where, []).append(decision)
             elif not decision.gpus:
-                decision.predicted_us = self._predicted_us(self._kind(decision.action), decision.units)
+                decision.predicted_us = self._predicted_us(decision, self._kind(decision.action))
         evicted = False
         for (host, mask, on_gpus), members in groups.items():
             room = self.found.rooms[host]
@@ -65,7 +65,7 @@ class Units:
         for decision, kind, amount in zip(members, kinds, units, strict=True):
             decision.units = amount
             decision.amounts["cpu"] = amount * MILLI
-            decision.predicted_us = self._predicted_us(kind, amount)
+            decision.predicted_us = self._predicted_us(decision, kind)
         return 0 in units
 
     @staticmethod
@@ -88,11 +88,11 @@ class Units:
             found = self._kinds[key] = self._alike.setdefault((curve, sizes), Candidate(curve, sizes))
         return found
 
-    def _predicted_us(self, kind: Candidate, units: int) -> int:
-        found = self._predicted.get((kind, units))
+    def _predicted_us(self, decision: Decision, kind: Candidate) -> int:
+        found = self._predicted.get((kind, decision.units))
         if found is None:
-            found = self._predicted[(kind, units)] = int(kind.curve.at(max(units, 1)))
-        return found
+            found = self._predicted[(kind, decision.units)] = int(kind.curve.at(max(decision.units, 1)))
+        return min(found, decision.action.spec.timeout_ms * 1_000)
 
     def curve(self, action: Action) -> Curve:
         hint = action.spec.hint

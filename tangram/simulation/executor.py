@@ -18,8 +18,8 @@ when it has ended."""
 
 
 class VirtualExecutor:
-    """run_ns(id, units): how long an action takes. held_unit_ns: what was held in cores, or GPUs, x nanoseconds, by actions and by
-    sandboxes that are closed. restores: times that it brought weights onto GPUs."""
+    """run_ns(id, units): how long an action takes. held_unit_ns: what was held in cores, or GPUs, x nanoseconds, by actions and
+    by sandboxes that are closed. restores: times that it brought weights onto GPUs."""
 
     def __init__(
         self,

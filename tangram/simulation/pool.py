@@ -42,8 +42,8 @@ class _File(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def parse(text: str) -> list[Machine]:
-    """`cpu=N` is one host of N cores, `cpu=HxN` H hosts of N cores, `gpu=HxN` H hosts of N GPUs, with commas between them; anything
-    else names a TOML file. Raises ConfigError."""
+    """`cpu=N` is one host of N cores, `cpu=HxN` H hosts of N cores, `gpu=HxN` H hosts of N GPUs, with commas between them;
+    anything else names a TOML file. Raises ConfigError."""
     if text.startswith(("cpu=", "gpu=")):
         machines = []
         for part in text.split(","):

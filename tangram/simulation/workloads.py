@@ -137,7 +137,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Mopd:
-    """Multi-teacher on-policy distillation: when a rollout has ended, the teacher of its domain computes its log-probabilities."""
+    """Multi-teacher on-policy distillation: when a rollout has ended, the teacher of its domain computes log-probabilities."""
 
     teachers: int = 9
     """Paper. Assumed: rollouts are spread evenly over them."""
@@ -150,8 +150,8 @@ class Mopd:
     serial: float = 0.1
     """Assumed: the part that does not scale with GPUs."""
     mean_think_s: float = 180.0
-    """Of a whole rollout. Assumed, from the paper's table: on 40 GPUs a batch of 2,048 hardly queues (0.081 s) and one of 3,072 does
-    (15 s), so the larger one's peak is about what ten chunks of four can do, 16 actions a second."""
+    """Of a whole rollout. Assumed, from the paper's table: on 40 GPUs a batch of 2,048 hardly queues (0.081 s) and one of 3,072
+    does (15 s), so the larger one's peak is about what ten chunks of four can do, 16 actions a second."""
     think_cv: float = 0.5
     """Assumed."""
     weights_gib: float = 64.0
@@ -243,9 +243,9 @@ class Pooled:
 
 
 def varied(workload: Workload, factors: dict[str, float]) -> Workload:
-    """With some of its numbers multiplied, in a pool those of every job that has them. Raises ConfigError for one that none has."""
-    jobs = workload.jobs if isinstance(workload, Pooled) else (workload,)
-    known = {each.name for job in jobs for each in fields(job) if isinstance(getattr(job, each.name), int | float)}  # type: ignore[arg-type]
+    """With some of its numbers multiplied, in a pool those of every job that has them. Raises ConfigError for an unknown one."""
+    jobs: tuple[Any, ...] = workload.jobs if isinstance(workload, Pooled) else (workload,)
+    known = {each.name for job in jobs for each in fields(job) if isinstance(getattr(job, each.name), int | float)}
     for name in factors:
         if name not in known:
             raise ConfigError(f"--vary {name}: the workload has {', '.join(sorted(known))}")

@@ -7,7 +7,7 @@ and makes a log that can be recorded).
 import sys
 from collections.abc import Callable
 from random import Random
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from msgspec.structs import replace
 
@@ -25,9 +25,33 @@ T = TypeVar("T")
 
 HOSTS: Final = {
     "h1": (cores(4, nodes=2), {"memory": 1_000}),
-    "h2": (cores(8), {"memory": 500, "gpu": 2}),
+    "h2": (cores(8), {"memory": 500}),
     "h3": ([[0, 1], [2]], {"memory": 2_000}),
 }
+GPUS: Final[dict[str, tuple[int, int]]] = {"h2": (4, 100), "h3": (8, 60)}
+"""How many a host has, and the MiB of each."""
+SERVICES: Final = {
+    "s": m.Service(weights_mib=80, restore_us=1_000_000, restore_fixed_us=100_000),
+    "t": m.Service(weights_mib=100, restore_us=3_000_000),
+    "u": m.Service(weights_mib=240, restore_us=500_000, restore_fixed_us=1_000_000),
+}
+GPU_DEMANDS: Final = (
+    m.Demand(low=1), m.Demand(low=1, high=8), m.Demand(low=2, high=8), m.Demand(low=1, high=4, legal=(1, 4)), m.Demand(low=4),
+    m.Demand(low=8), m.Demand(low=1, high=2), m.Demand(low=2, high=8, legal=(2, 8)),
+)  # fmt: skip
+QUOTAS: Final[tuple[dict[str, m.Quota], ...]] = (
+    {},
+    {"q": m.Quota(concurrency=2)},
+    {"q": m.Quota(concurrency=1), "r": m.Quota(tokens=10, interval_ms=5_000)},
+    {"r": m.Quota(tokens=10, interval_ms=1_500), "q": m.Quota(concurrency=3, tokens=4, interval_ms=20_000)},
+    {"r": m.Quota(tokens=4, interval_ms=5_000)},
+)
+QUOTA_DEMANDS: Final = (
+    {"q": m.Demand(low=0)},
+    {"q": m.Demand(low=1)},
+    {"r": m.Demand(low=3)},
+    {"q": m.Demand(low=2), "r": m.Demand(low=6)},
+)
 COSTS: Final[tuple[dict[str, m.Demand], ...]] = (
     {},
     {"cpu": m.Demand(low=1_000)},
@@ -53,7 +77,7 @@ class Chaos:
     def __init__(self, random: Random, policy: str = "tangram") -> None:
         self.random = random
         self.world = World()
-        self.world.lead(policy)
+        self.world.lead(policy, self.pick(QUOTAS))
         self.next_n: dict[tuple[str, str], int] = {}
         self.done_below: dict[tuple[str, str], int] = {}
         self.known: list[ActionId] = []
@@ -83,7 +107,7 @@ class Chaos:
 
     def submit(self) -> None:
         task, client = self.client()
-        key = "gpu" if self.chance(5) else "cpu"
+        key = "gpu" if self.chance(30) else "cpu"
         items = [self._item(task, client, key) for _ in range(1 + self.random.randrange(3))]
         below = self.done_below.get((task, client), 0)
         instance = self.instances.get((task, client), 0)
@@ -111,7 +135,7 @@ class Chaos:
     def _spec(self, action: ActionId, key: str) -> m.ActionSpec:
         kind, session, cost = "run", 0, self.pick(COSTS)
         if key == "gpu":
-            cost = {"gpu": m.Demand(low=1, high=2)}
+            return self._gpu_spec(action)
         opens = [open_ for open_ in self.opens if open_[:2] == action[:2]]
         if self.chance(20):
             kind = "session.open"
@@ -124,7 +148,9 @@ class Chaos:
                 cost = {}
         elif self.chance(3):
             session = 99
-        own_key = self.pick(("k1", "k2")) if key == "cpu" and self.chance(20) else ""
+        if self.chance(25):
+            cost = {**cost, **self.pick(QUOTA_DEMANDS)}
+        own_key = self.pick(("k1", "k2")) if self.chance(20) else ""
         asked = self.keyed.get((action.task, action.client, own_key))
         if asked is not None and self.chance(70):
             return replace(asked, nonce=self.world.nonce(action))
@@ -143,6 +169,27 @@ class Chaos:
         if own_key:
             self.keyed[(action.task, action.client, own_key)] = spec
         return spec
+
+    def _gpu_spec(self, action: ActionId) -> m.ActionSpec:
+        cost = {"gpu": self.pick(GPU_DEMANDS)}
+        if self.chance(30):
+            cost |= self.pick(({"memory": m.Demand(low=300)}, {"cpu": m.Demand(low=1_000)}, {"cpu": m.Demand(low=2_000)}))
+        if self.chance(25):
+            cost |= self.pick(QUOTA_DEMANDS)
+        opens = self.chance(5)
+        if opens:
+            self.opens.append(action)
+        return m.ActionSpec(
+            nonce=self.world.nonce(action),
+            kind="session.open" if opens else "run",
+            cost=cost,
+            service=self.pick(("", "s", "s", "t", "t", "u", "none")) if not opens else "",
+            timeout_ms=self.pick((500, 20_000)),
+            deadline_ms=self.pick((3_000, 60_000, 60_000, 60_000)),
+            retry=self.pick(("never", "safe")),
+            idle_ttl_ms=self.pick((1_000, 20_000)),
+            hint=m.Hint(duration_us=self.pick((1_000, 1_000_000, 30_000_000)), parallel_ppm=900_000) if self.chance(50) else None,
+        )
 
     def cancel(self) -> None:
         task, client = self.client()
@@ -190,7 +237,7 @@ class Chaos:
     def plan(self) -> None:
         if not self.world.in_flight:
             missing = [action.id for queue in self.world.state.queues.values() for action in queue if self.chance(2)]
-            invariants.check_window(self.world.state, self.world.plan(missing))
+            invariants.check_window(self.world, self.world.plan(missing))
 
     def deliver(self) -> None:
         if self.chance(10):  # the first was not acknowledged, and its retry will stand behind its successors
@@ -203,11 +250,28 @@ class Chaos:
         self.world.deliver()
 
     def take_over(self) -> None:
-        self.world.lead(self.pick(tuple(POLICIES)), static_units=self.pick((1, 2)))
+        self.world.lead(self.pick(tuple(POLICIES)), self.pick(QUOTAS), static_units=self.pick((1, 2, 3)))
 
     def settings(self) -> None:
-        units = self.pick((1, 2, 3))
-        self.world.put(subjects.CLOCK, m.Settings(epoch=self.world.state.epoch, settings={"static_units": units}))
+        changed = self.pick(
+            ({"static_units": 1}, {"static_units": 3}, {"fixed_units": 2}, {"fixed_units": 8}, {"count_restore": 0})
+        )
+        self.world.put(subjects.CLOCK, m.Settings(epoch=self.world.state.epoch, settings=changed))
+
+    def quotas(self) -> None:
+        self.world.set_quotas(self.pick(QUOTAS))
+
+    def seed(self) -> None:
+        """What another log has learnt, some of it of kinds that have a model by now."""
+        kinds = [self.pick(("run", "test", "file.write")), f"k{self.random.randrange(5)}"]
+        sizes = [
+            m.SizeSeen(units=units, duration_us=self.random.randrange(1, 10**9), weight_ppm=10**6, times=2) for units in (1, 4)
+        ]
+        known = [
+            m.LearntModel(task="t", kind=kind, count=4, serial_us=self.random.randrange(10**9), spread_ppm=400_000, sizes=sizes)
+            for kind in kinds
+        ]
+        self.world.put(subjects.CLOCK, m.ModelsSeeded(epoch=self.world.state.epoch, models=known))
 
     def tick(self) -> None:
         self.world.tick()
@@ -241,28 +305,37 @@ class Chaos:
 
     def join(self) -> None:
         host = self.pick(tuple(HOSTS))
-        nodes, capacity = HOSTS[host]
         where = HostKey(host, f"machine-{host}")
         found = [w for w in self.world.workers.values() if w.host == where and w.findable and self.chance(60)]
-        key = "gpu" if "gpu" in capacity and self.chance(30) else "cpu"
+        key = "gpu" if host in GPUS and self.chance(50) else "cpu"
         executor = f"e{self.random.randrange(4)}"
-        self.world.join(executor, key=key, host=host, nodes=nodes, dead=found, later=self.chance(20), **capacity)
+        self._join(executor, key, host, dead=found, later=self.chance(20))
+
+    def _join(self, executor: str, key: str, host: str, *, whole: bool = False, **given: Any) -> None:
+        """A GPU executor has all GPUs of its host, a half, or some; and serves all, or some."""
+        nodes, capacity = HOSTS[host]
+        if key == "gpu":
+            given |= self._gpus(host, whole)
+        self.world.join(executor, key=key, host=host, nodes=nodes, **capacity, **given)
+
+    def _gpus(self, host: str, whole: bool) -> dict[str, Any]:
+        count, memory_mib = GPUS[host]
+        every = tuple(range(count))
+        gpus = every if whole else self.pick((every, every, every[: count // 2], every[count // 2 :], every[1:]))
+        served = tuple(SERVICES) if whole else self.pick((("s", "t", "u"), ("s", "t", "u"), ("s",), ("t", "u")))
+        return {"gpus": gpus, "gpu_memory_mib": memory_mib, "services": {name: SERVICES[name] for name in served}}
 
     def restart(self) -> None:
         """A process dies and comes back under its name at once, having cleaned up after itself."""
         worker = self.worker(lambda w: w.alive)
         if worker is not None:
             worker.die()
-            name = worker.host.name
-            nodes, capacity = HOSTS[name]
-            dead = [worker]
-            self.world.join(worker.executor, key=worker.key, host=name, nodes=nodes, dead=dead, later=self.chance(20), **capacity)
+            self._join(worker.executor, worker.key, worker.host.name, dead=[worker], later=self.chance(20))
 
     def reboot(self) -> None:
         host = self.pick(tuple(HOSTS))
-        nodes, capacity = HOSTS[host]
         if host in self.world.boots:
-            self.world.join(f"e{self.random.randrange(4)}", host=host, nodes=nodes, reboot=True, **capacity)
+            self._join(f"e{self.random.randrange(4)}", self.pick(("cpu", "gpu")) if host in GPUS else "cpu", host, reboot=True)
 
     def read(self) -> None:
         worker = self.worker(lambda w: bool(w.unread))
@@ -323,7 +396,13 @@ class Chaos:
         worker = self.worker(lambda w: w.alive)
         if worker is not None:
             nodes, capacity = HOSTS[worker.host.name]
-            if self.chance(50):
+            if worker.key == "gpu" and self.chance(60):
+                facts = self._gpus(worker.host.name, self.chance(30))
+                if self.chance(50):
+                    worker.change(gpus=facts["gpus"])
+                else:
+                    worker.change(services=facts["services"])
+            elif self.chance(50):
                 worker.change(nodes=self.pick((nodes, nodes[:1], [])))
             else:
                 worker.change(capacity=self.pick((capacity, {"memory": 250}, {})))
@@ -378,7 +457,9 @@ class Chaos:
 
     EVENTS: Final = (
         ("submit", 30), ("cancel", 6), ("forget_below", 2), ("plan", 12), ("deliver", 14), ("decide", 14), ("take_over", 2),
-        ("settings", 1), ("tick", 4), ("time", 8), ("lose", 2), ("stale", 1), ("join", 7), ("restart", 3), ("reboot", 1),
+        ("settings", 1), ("quotas", 1), ("seed", 1), ("tick", 4), ("time", 8), ("lose", 2), ("stale", 1), ("join", 7),
+        ("restart", 3),
+        ("reboot", 1),
         ("read", 16), ("end", 22), ("give_back", 5), ("end_session", 3), ("answer_all", 4), ("send", 8), ("repeat", 3),
         ("impostor", 3), ("take_name", 1), ("disconnect", 1),
         ("drain", 1), ("change", 2), ("leave", 1), ("die", 1), ("find_dead", 2), ("forge", 2), ("garbage", 2), ("checkpoint", 3),
@@ -431,12 +512,12 @@ class Chaos:
                 worker.die()
             elif holder is not None and holder.live and not worker.alive:
                 world.lose(worker)
-        for host, (nodes, capacity) in HOSTS.items():
+        for host in HOSTS:
             here = [w for w in world.workers.values() if w.host.name == host]
             dead = [w for w in here if w.findable]
-            for key in ("cpu", "gpu"):
+            for key in ("cpu", "gpu") if host in GPUS else ("cpu",):
                 if not any(w.alive and not w.draining and w.key == key for w in here):
-                    world.join(f"healer-{host}-{key}", key=key, host=host, nodes=nodes, dead=dead, **capacity)
+                    self._join(f"healer-{host}-{key}", key, host, whole=True, dead=dead)
                     dead = []
             for worker in here:
                 if worker.alive and dead:
@@ -455,6 +536,8 @@ class Chaos:
             assert host.pool.used == 0
             assert not host.pool.shared
             assert not any(host.used.values())
+            assert not host.gpus.used
+        assert not any(pool.in_use for pool in state.quotas.values())
         assert world.finishes.keys() == world.accepted.keys()
         every = outcomes(world)
         first = {

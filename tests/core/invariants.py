@@ -2,7 +2,8 @@
 
 from collections import Counter
 
-from tangram.scheduler.cores import cores_of
+from tangram import limits
+from tangram.scheduler.cores import cores_of, mask_of
 from tangram.scheduler.state import Action, ActionId, GrantKey, Host, HostKey, Incarnation, Phase, SessionPhase, State
 from tangram.scheduler.window import Window
 from tests.core.world import World
@@ -15,6 +16,8 @@ def check(world: World) -> None:
     check_places(state)
     check_sessions(world)
     check_units(state)
+    check_gpus(world)
+    check_quotas(world)
     check_truth(world)
     check_clients(state)
     check_keys(state)
@@ -97,6 +100,8 @@ def check_units(state: State) -> None:
             for grant in incarnation.grants.values() if incarnation.host == key else ():
                 assert (grant.incarnation, grant.host) == (incarnation.id, key)
                 for name, amount in grant.amounts.items():
+                    if name == "gpu" or name in grant.quotas:
+                        continue
                     if name != "cpu":
                         used[name] += amount
                     elif amount < WHOLE:
@@ -117,6 +122,86 @@ def check_units(state: State) -> None:
         assert incarnation.host in state.hosts, f"{incarnation.id} is on a host that was forgotten"
 
 
+def check_gpus(world: World) -> None:
+    """GPUs are those of one live executor and are given once, in aligned chunks; weights fit, and those of what runs stay."""
+    state = world.state
+    for key, host in state.hosts.items():
+        owned = given = 0
+        for holder in host.live:
+            assert not holder.gpus & owned, f"GPUs {holder.gpus & owned:b} of {key.name} have two executors"
+            assert not holder.gpus & ~holder.gpus_announced
+            owned |= holder.gpus
+        announced = [holder.gpus_announced for holder in host.live]
+        assert owned == host.gpus.all == sum({1 << gpu for mask in announced for gpu in cores_of(mask)})
+        for holder in state.incarnations.values():
+            for grant in holder.grants.values() if holder.host == key else ():
+                assert grant.gpus.bit_count() == grant.amounts.get("gpu", 0)
+                assert not grant.gpus & given, f"GPUs {grant.gpus & given:b} of {key.name} are given twice"
+                given |= grant.gpus
+                if grant.gpus:
+                    assert is_chunk(grant.gpus)
+                    there = any(
+                        c.holder == holder.id and (c.service, c.gpus) == (grant.service, grant.gpus) for c in host.gpus.copies
+                    )
+                    assert there or grant.gpus & ~holder.gpus_announced, f"{grant.key} runs on weights that are not there"
+        assert given == host.gpus.used
+        names = [(copy.service, copy.gpus, copy.holder) for copy in host.gpus.copies]
+        assert len(names) == len(set(names))
+        for copy in host.gpus.copies:
+            assert state.incarnations[copy.holder].host == key, f"{copy} is kept by nobody here"
+        if host.gpus.memory_mib:
+            for gpu in cores_of(host.gpus.all):
+                weights = sum(copy.mib for copy in host.gpus.copies if copy.gpus >> gpu & 1)
+                assert weights <= host.gpus.memory_mib, f"GPU {gpu} of {key.name}: {weights} MiB"
+    for worker in world.workers.values():
+        if not worker.gone and not worker.unread and worker.incarnation in state.incarnations:
+            known_as = {
+                (c.service, cores_of(c.gpus)) for c in state.hosts[worker.host].gpus.copies if c.holder == worker.incarnation
+            }
+            holder = state.incarnations[worker.incarnation]
+            lost = {each for each in worker.resident if mask_of(each[1]) & ~holder.gpus_announced}
+            unheard = bool(worker.outbox) or bool(worker.held) or not holder.live or not worker.alive
+            assert unheard or worker.resident.keys() - lost <= known_as, (
+                f"{worker.resident} of {worker.incarnation}, not {known_as}"
+            )
+    assert len(state.uses) <= limits.SERVICES_MAX
+    assert len(state.models) <= limits.MODELS_MAX
+
+
+def is_chunk(mask: int) -> bool:
+    size, first = mask.bit_count(), cores_of(mask)[0]
+    return size in (1, 2, 4, 8) and first % size == 0 and cores_of(mask) == tuple(range(first, first + size))
+
+
+def check_quotas(world: World) -> None:
+    """Places are those of the grants; tokens are out as long as they were taken within the interval."""
+    state = world.state
+    held: Counter[str] = Counter()
+    for holder in state.incarnations.values():
+        for grant in holder.grants.values():
+            assert set(grant.quotas) <= grant.amounts.keys()
+            held.update(grant.quotas)
+    assert +held == +Counter({name: pool.in_use for name, pool in state.quotas.items()})
+    for name, pool in state.quotas.items():
+        assert pool.out == sum(tokens for _, tokens in pool.taken)
+        assert pool.taken == sorted(pool.taken, key=lambda each: each[0])
+        counted = sum(amount for _, amount in world.tokens[name])
+        assert pool.out >= counted, f"{name}: {pool.out} tokens out, {counted} counted"
+        late_ns = pool.limit.interval_ms * 1_000_000 + limits.TIMER_GRAIN_NS
+        assert all(at_ns + late_ns > state.now_ns for at_ns, _ in pool.taken), f"{name}: tokens do not come back"
+
+
+def check_quotas_of(world: World, window: Window) -> None:
+    """What starts leaves every quota within its limit, counted as a provider would."""
+    for name, pool in world.state.quotas.items():
+        taken = [decision.amounts[name] for decision in window.decisions if name in decision.amounts]
+        if taken and pool.limit.concurrency:
+            assert pool.in_use + len(taken) <= pool.limit.concurrency, f"{name}: {pool.in_use} in use, {len(taken)} start"
+        if sum(taken) and pool.limit.tokens:
+            out = sum(amount for _, amount in world.tokens[name])
+            assert out + sum(taken) <= pool.limit.tokens, f"{name}: {out} tokens within its interval, {taken} taken"
+
+
 def check_truth(world: World) -> None:
     """What processes really use on a host is granted to them, and never more than the host has ever had."""
     spent: dict[HostKey, Counter[str]] = {}
@@ -126,7 +211,10 @@ def check_truth(world: World) -> None:
             key = GrantKey(ActionId(start.task, start.client, start.n), start.attempt)
             assert known is not None, f"{worker.incarnation} is forgotten and still runs {key}"
             assert key in known.grants, f"{worker.incarnation} runs {key} and holds no grant for it"
-            spent.setdefault(worker.host, Counter()).update(start.amounts)
+            grant = known.grants[key]
+            assert (mask_of(start.gpus), start.service) == (grant.gpus, grant.service)
+            amounts = {name: amount for name, amount in start.amounts.items() if name in ("cpu", "memory")}
+            spent.setdefault(worker.host, Counter()).update(amounts)
     for host, amounts in spent.items():
         for name, amount in amounts.items():
             assert amount <= world.largest[host][name], f"{host.name}: {amount} of {name} in use"
@@ -183,8 +271,11 @@ def check_owed(state: State) -> None:
         assert not state.incarnations[incarnation].live
 
 
-def check_window(state: State, window: Window) -> None:
+def check_window(world: World, window: Window) -> None:
     """What a pass has decided fits beside what is held, and follows arrival order between equals."""
+    state = world.state
+    check_quotas_of(world, window)
+    check_chunks(state, window)
     free = {key: _free(state, host) for key, host in state.hosts.items()}
     taken: dict[HostKey, Counter[int]] = {key: _cores_taken(state, key) for key in state.hosts}
     seen: set[ActionId] = set()
@@ -204,20 +295,68 @@ def check_window(state: State, window: Window) -> None:
                 assert all(holder.cores_mask >> core & 1 for core in decision.cores), "cores that it never offered"
                 assert len(set(decision.cores)) == max(amount // WHOLE, 1)
                 taken[holder.host].update(dict.fromkeys(decision.cores, min(amount, WHOLE)))
-            else:
+            elif name != "gpu" and name not in state.quotas:
                 free[holder.host][name] -= amount
                 assert free[holder.host][name] >= 0, f"{name} of {holder.host.name} is given beyond what there is"
         assert all(amount <= WHOLE for amount in taken[holder.host].values()), f"{taken[holder.host]}"
         check_amounts(decision.amounts, action)
     host_of = {decision.action.id: decision.holder.host for decision in window.decisions}
     evicted = set(window.evicted)
-    for queue in state.queues.values():
+    assert not evicted & host_of.keys()
+    for key, queue in state.queues.items():
         waiting: set[HostKey] = set()
+        equals: set[object] = set()
         for action in queue:
-            if action.id in host_of:
+            if "gpu" in key.resources:  # a chunk of another size may be free; between equals nobody overtakes
+                equal = (action.spec.kind, tuple(action.spec.cost.items()), action.spec.hint, action.avoid, action.id.task)
+                if action.id in host_of:
+                    assert equal not in equals, f"{action.id} overtakes an equal"
+                else:
+                    equals.add(equal)
+            elif action.id in host_of:
                 assert host_of[action.id] not in waiting, f"{action.id} overtakes an equal"
             elif action.id not in evicted:  # those were chosen for one host, and only there nothing overtakes them
                 waiting |= {holder.host for holder in places(state, action)}
+
+
+def check_chunks(state: State, window: Window) -> None:
+    """GPUs that are given are free, aligned and the executor's own; the weights fit behind the evictions, one by one, and what
+    runs or was just placed keeps its own."""
+    used = {key: host.gpus.used for key, host in state.hosts.items()}
+    copies = {key: {(c.service, c.gpus, c.holder): c.mib for c in host.gpus.copies} for key, host in state.hosts.items()}
+    before = {key: set(names) for key, names in copies.items()}
+    runs = {(g.service, g.gpus, i.id) for i in state.incarnations.values() for g in i.grants.values() if g.gpus}
+    for decision in window.decisions:
+        spec, holder = decision.action.spec, decision.holder
+        key, mask = holder.host, mask_of(decision.gpus)
+        assert ("gpu" in spec.cost) == bool(mask)
+        if not mask:
+            assert not decision.evicts
+            continue
+        demand = spec.cost["gpu"]
+        assert is_chunk(mask)
+        assert decision.units == decision.amounts["gpu"] == len(decision.gpus)
+        assert demand.low <= len(decision.gpus) <= max(demand.low, demand.high)
+        assert not demand.legal or len(decision.gpus) in demand.legal
+        assert not mask & ~holder.gpus, f"{decision.gpus} are not those of {holder.id}"
+        assert not mask & used[key], f"{decision.gpus} are in use"
+        used[key] |= mask
+        assert not spec.service or spec.service in holder.services
+        made_room = 0  # what made room for an earlier start may be named again
+        for each in decision.evicts:
+            copy = (each.service, mask_of(each.gpus), holder.id)
+            assert copy not in runs, f"{copy} runs and is evicted"
+            assert copy in before[key]
+            made_room += copies[key].pop(copy, None) is not None
+        own = (spec.service, mask, holder.id)
+        assert own not in copies[key] or not made_room, f"{own} is there and others make room"
+        size, memory_mib = len(decision.gpus), state.hosts[key].gpus.memory_mib
+        weights = -(-holder.services[spec.service].weights_mib // size) if spec.service else memory_mib
+        copies[key].setdefault(own, weights)
+        runs.add(own)
+        for gpu in decision.gpus:
+            full = sum(mib for (_, where, _), mib in copies[key].items() if where >> gpu & 1)
+            assert full <= memory_mib, f"GPU {gpu} of {key.name} gets {full} MiB"
 
 
 def check_amounts(amounts: dict[str, int], action: Action) -> None:
@@ -235,7 +374,8 @@ def _free(state: State, host: Host) -> Counter[str]:
     for incarnation in state.incarnations.values():
         if incarnation.host == host.key:
             for grant in incarnation.grants.values():
-                free.subtract({name: amount for name, amount in grant.amounts.items() if name != "cpu"})
+                names = grant.amounts.keys() - {"cpu", "gpu", *grant.quotas}
+                free.subtract({name: grant.amounts[name] for name in names})
     return free
 
 
@@ -256,9 +396,25 @@ def places(state: State, action: Action) -> list[Incarnation]:
         new = action.session is None
         right = holder.key == action.key and not holder.draining if new else holder.id == action.session.incarnation
         capacity = Counter(state.hosts[holder.host].capacity)
-        if holder.live and right and fits(action, holder.cores_mask.bit_count() * WHOLE, capacity, state):
+        capacity.update({name: pool.limit.tokens or 1 << 40 for name, pool in state.quotas.items()})
+        enough = fits(action, holder.cores_mask.bit_count() * WHOLE, capacity, state)
+        if holder.live and right and enough and ("gpu" not in action.spec.cost or chunks_for(state, holder, action)):
             found.append(holder)
     return [holder for holder in found if holder.host not in action.avoid] or found
+
+
+def chunks_for(state: State, holder: Incarnation, action: Action) -> list[tuple[int, ...]]:
+    """Where on an executor's GPUs an action could ever run."""
+    demand, service = action.spec.cost["gpu"], action.spec.service
+    sizes = [size for size in (1, 2, 4, 8) if demand.low <= size <= max(demand.low, demand.high)]
+    memory_mib = state.hosts[holder.host].gpus.memory_mib
+    found = []
+    for size in sizes:
+        weights = -(-holder.services[service].weights_mib // size) if service in holder.services else 1 << 40 if service else 0
+        if (not demand.legal or size in demand.legal) and weights <= memory_mib:
+            every = [tuple(range(at, at + size)) for at in range(0, 64, size)]
+            found += [chunk for chunk in every if not mask_of(chunk) & ~holder.gpus]
+    return found
 
 
 def fits(action: Action, millicores: int, free: Counter[str], state: State) -> bool:
@@ -267,21 +423,46 @@ def fits(action: Action, millicores: int, free: Counter[str], state: State) -> b
         cost.pop("cpu", None)
     if action.opens is not None and state.policy == "static-trajectory":
         cost["cpu"] = state.settings.get("static_units", 1) * WHOLE
+    cost.pop("gpu", None)
     return all(low <= (millicores if name == "cpu" else free[name]) for name, low in cost.items())
 
 
 def check_nothing_stalls(world: World) -> None:
-    """At rest, the action that has waited longest for anything on an executor cannot have it now."""
+    """At rest, the action that has waited longest for anything on an executor cannot have it now. (Services that own GPUs own
+    those alone.)"""
     state = world.state
     assert not state.owed
-    claimed: set[tuple[HostKey, str]] = set()
+    claimed: set[tuple[HostKey | None, str]] = set()
     for action in sorted((a for queue in state.queues.values() for a in queue), key=lambda a: a.order):
-        for holder in places(state, action):
-            host = state.hosts[holder.host]
-            names = {name for name, demand in action.spec.cost.items() if demand.low}
-            if action.opens is not None:
-                names |= {"cpu"}
-            if not any((holder.host, name) in claimed for name in names):
-                idle = host.pool.free(holder.cores_mask).bit_count() * WHOLE
-                assert not fits(action, idle, _free(state, host), state), f"{action.id} waits beside idle {holder.id}"
-            claimed |= {(holder.host, name) for name in names}
+        limited = action.spec.cost.keys() & state.quotas.keys()
+        names = {name for name, demand in action.spec.cost.items() if demand.low and name not in limited}
+        if action.opens is not None:
+            names |= {"cpu"}
+        wants = {(None, name) for name in limited}
+        found = places(state, action)
+        for holder in found:
+            if not claimed & (wants | {(holder.host, name) for name in names}):
+                assert not is_idle(state, holder, action), f"{action.id} waits beside idle {holder.id}"
+        claimed |= {(holder.host, name) for holder in found for name in names}
+        claimed |= wants if found else set()
+
+
+def is_idle(state: State, holder: Incarnation, action: Action) -> bool:
+    """Whether an executor could begin an action now."""
+    host = state.hosts[holder.host]
+    free = _free(state, host)
+    for name in action.spec.cost.keys() & state.quotas.keys():
+        free[name] = (1 << 40) if state.quotas[name].fits(action.spec.cost[name].low) else -1
+    if not fits(action, host.pool.free(holder.cores_mask).bit_count() * WHOLE, free, state):
+        return False
+    if "gpu" not in action.spec.cost:
+        return True
+    if state.policy == "static-service" and action.spec.service:
+        return False
+    others = {gpu for copy in host.gpus.copies if copy.holder != holder.id for gpu in cores_of(copy.gpus)}
+    found = chunks_for(state, holder, action)
+    if state.policy == "fixed-units":
+        wanted = state.settings.get("fixed_units", 4)
+        size = min((len(chunk) for chunk in found), key=lambda size: (abs(size - wanted), size), default=0)
+        found = [chunk for chunk in found if len(chunk) == size]
+    return any(not mask_of(chunk) & host.gpus.used and not others & set(chunk) for chunk in found)

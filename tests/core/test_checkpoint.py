@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tangram import limits
 from tangram import messages as m
 from tangram.scheduler import checkpoint
 from tangram.scheduler.checkpoint import UnreadableCheckpoint, dump, load
@@ -67,6 +68,19 @@ def test_a_host_with_more_cores_than_an_integer_on_the_wire_has_bits() -> None:
     (host,) = restored.hosts.values()
     assert host.pool.free().bit_count() == 100
     assert restored.incarnations[worker.incarnation].cores_mask.bit_count() == 300
+
+
+@pytest.mark.parametrize(
+    "hint", [m.Hint(duration_us=limits.NUMBER_MAX), m.Hint(table_us=((1, limits.NUMBER_MAX),))], ids=["duration", "table"]
+)
+def test_a_duration_of_ages_leaves_a_state_that_can_be_written(hint: m.Hint) -> None:
+    world = World()
+    world.lead()
+    world.join()
+    world.submit(cpu=1_000, hint=hint, timeout_ms=5_000)
+    (start,) = world.decide()
+    assert start.predicted_us == 5_000_000
+    assert dump(load(dump(world.state))) == dump(world.state)
 
 
 def test_what_an_older_version_did_not_write_has_its_default() -> None:

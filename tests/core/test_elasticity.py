@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tangram import limits
 from tangram import messages as m
 from tangram.outcomes import Outcome
-from tangram.scheduler.elasticity import SIZES_MAX, Curve, Model, declared, learn, learnt, size_to_try
+from tangram.scheduler.elasticity import Curve, Model, declared, learn, learnt, size_to_try
 from tests.core.world import MS, World, cores
 
 PRIOR = Curve(400_000, 600_000)
@@ -54,6 +55,50 @@ def test_from_no_knowledge_twenty_completions_a_size_choose_within_ten_percent(k
     assert sum(ratios) / len(ratios) <= 1.10
 
 
+def tries(duration: Callable[[int, int], float], count: int, seed: int) -> list[int]:
+    """Which of `count` completions were on another size than the best known, because it was to be tried."""
+    random, model, found = Random(seed), Model(), []
+    for seen in range(count):
+        tried = size_to_try(model, SIZES, 16)
+        if tried is not None and tried != _best(model):
+            found.append(seen)
+        learn(
+            model,
+            tried or _best(model),
+            max(1, int(1e6 * duration(tried or _best(model), seen) * exp(random.gauss(0, 0.5)))),
+            PRIOR,
+        )
+    return found
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "drifts"])
+def test_tries_become_rarer_with_what_is_known(kind: str) -> None:
+    found = [seen for seed in range(20) for seen in tries(KINDS[kind], 1_000, seed)]
+    first, last = sum(seen < 100 for seen in found) / 2_000, sum(seen >= 500 for seen in found) / 10_000
+    assert first > 0.05, "each size is tried"
+    assert last < 0.035
+
+
+def test_a_size_that_has_become_better_is_found_though_the_chosen_one_is_as_it_was() -> None:
+    def duration(units: int, seen: int) -> float:
+        return 1.0 + 0.01 * units if seen < 500 else 0.2 + 0.8 / units
+
+    ratios = [chosen_beside_best(duration, 900, seed) for seed in range(20)]
+    assert sum(ratios) / len(ratios) <= 1.10
+
+
+@pytest.mark.parametrize("sigma", [0.1, 0.3, 0.5])
+def test_the_spread_of_log_normal_durations_is_about_their_sigma(sigma: float) -> None:
+    found = []
+    for seed in range(20):
+        random, model = Random(seed), Model()
+        for _ in range(200):
+            units = random.choice((1, 2, 4))
+            learn(model, units, int(1e6 * KINDS["amdahl"](units, 0) * exp(random.gauss(0, sigma))), PRIOR)
+        found.append(model.spread)
+    assert sum(found) / len(found) == pytest.approx(sigma, rel=0.15)
+
+
 @given(st.lists(st.tuples(st.integers(1, 64), st.integers(1, 10**12)), min_size=1, max_size=200))
 def test_any_history_gives_a_curve_without_negative_parts(history: list[tuple[int, int]]) -> None:
     model = Model()
@@ -62,7 +107,7 @@ def test_any_history_gives_a_curve_without_negative_parts(history: list[tuple[in
         curve = learnt(model)
         assert min(curve.serial, curve.parallel, curve.overhead) >= 0
         assert curve.at(1) > 0
-        assert len(model.sizes) <= SIZES_MAX
+        assert len(model.sizes) <= limits.MODEL_SIZES_MAX
 
 
 def test_one_duration_a_thousand_times_too_long_moves_the_curve_little() -> None:

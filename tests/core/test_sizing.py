@@ -1,8 +1,5 @@
 """The rules that share a host's cores between its candidates."""
 
-from collections.abc import Sequence
-from random import Random
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +7,7 @@ from hypothesis import strategies as st
 from tangram.scheduler import sizing
 from tangram.scheduler.elasticity import Curve
 from tangram.scheduler.sizing import Candidate, Rule, View
+from tests.core.gaps import amdahl, gaps
 
 RULES: dict[str, Rule] = {
     "fixed": sizing.fixed, "marginal": sizing.marginal, "paper": sizing.paper, "priced": sizing.priced,
@@ -21,10 +19,6 @@ def view(cores: int, free: int | None = None, **given: object) -> View:
         "behind": 0, "thinking": 0, "utilisation": 0.0, "releases": [], "free": cores if free is None else free
     }  # fmt: skip
     return View(cores=cores, **{**facts, **given})  # type: ignore[arg-type]
-
-
-def amdahl(seconds: float, parallel: float, sizes: Sequence[int]) -> Candidate:
-    return Candidate(Curve(1e6 * seconds * (1 - parallel), 1e6 * seconds * parallel), sizes)
 
 
 @st.composite
@@ -122,77 +116,6 @@ def test_one_that_would_run_far_longer_on_what_is_left_waits_for_what_comes_back
 
 def test_nobody_waits_for_what_comes_back_late() -> None:
     assert sizing.priced(view(16, 1, releases=[(60e6, 15)]), [amdahl(10, 0.99, range(1, 17))]) == [1]
-
-
-def best_in_order(
-    cores: int, candidates: list[Candidate], at_us: float = 0.0, running: tuple[tuple[float, int], ...] = ()
-) -> float:
-    """The least sum of completion times over all schedules that start the candidates in order: at once or at a later end, each
-    on any of its sizes."""
-    if not candidates:
-        return 0.0
-    head, rest = candidates[0], candidates[1:]
-    least = float("inf")
-    ends = sorted({at_us, *(end for end, _ in running if end > at_us)})
-    for start_us in ends:
-        still = tuple(each for each in running if each[0] > start_us)
-        free = cores - sum(units for _, units in still)
-        for size in head.sizes:
-            if size <= free:
-                took = head.curve.at(size)
-                total = start_us + took
-                if total < least:
-                    total += best_in_order(cores, rest, start_us, (*still, (start_us + took, size)))
-                    least = min(least, total)
-    return least
-
-
-def played(cores: int, candidates: list[Candidate], rule: Rule) -> float:
-    """The sum of completion times when the rule decides at each end."""
-    now_us, total = 0.0, 0.0
-    running: list[tuple[float, int]] = []
-    waiting = list(candidates)
-    while waiting:
-        free = cores - sum(units for _, units in running)
-        fitting: list[Candidate] = []
-        for candidate in waiting:
-            if sum(each.sizes[0] for each in fitting) + candidate.sizes[0] > free:
-                break
-            fitting.append(candidate)
-        if fitting:
-            busy = view(
-                cores,
-                free,
-                behind=len(waiting) - len(fitting),
-                utilisation=(cores - free) / cores,
-                releases=sorted((end - now_us, units) for end, units in running),
-                waited_us=now_us,
-            )
-            for candidate, amount in zip(fitting, rule(busy, fitting), strict=True):
-                if amount:
-                    waiting.remove(candidate)
-                    running.append((now_us + candidate.curve.at(amount), amount))
-                    total += running[-1][0]
-        if waiting:
-            running.sort()
-            assert running, "nothing runs and nothing starts"
-            now_us = running[0][0]
-            running = [each for each in running if each[0] > now_us]
-    return total
-
-
-def gaps(rule: Rule, count: int) -> list[float]:
-    """The rule beside branch and bound, for random small cases: up to 6 actions, units 1, 2, 4, 8."""
-    found = []
-    for seed in range(count):
-        random = Random(seed)
-        cores = random.choice((4, 6, 8))
-        sizes = [size for size in (1, 2, 4, 8) if size <= cores]
-        candidates = [
-            amdahl(random.uniform(0.2, 3), random.choice((0.3, 0.6, 0.8, 0.95)), sizes) for _ in range(random.randint(2, 6))
-        ]
-        found.append(played(cores, candidates, rule) / best_in_order(cores, candidates) - 1)
-    return found
 
 
 def test_against_branch_and_bound_in_arrival_order() -> None:

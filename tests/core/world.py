@@ -76,6 +76,10 @@ class Worker:
     boot: str
     nodes: list[list[int]]
     capacity: dict[str, int]
+    gpus: tuple[int, ...] = ()
+    services: dict[str, m.Service] = field(default_factory=dict)
+    resident: dict[tuple[str, tuple[int, ...]], int] = field(default_factory=dict)
+    """Copies that it has on GPUs -> MiB on each of them."""
     alive: bool = True
     """The process exists, and reads and writes."""
     gone: bool = False
@@ -115,9 +119,30 @@ class Worker:
         self.draining = True
         self.say(m.ExecutorDraining(incarnation=self.incarnation, k=self._k()))
 
-    def change(self, *, nodes: list[list[int]] | None = None, capacity: dict[str, int] | None = None) -> None:
+    def change(
+        self,
+        *,
+        nodes: list[list[int]] | None = None,
+        capacity: dict[str, int] | None = None,
+        gpus: tuple[int, ...] | None = None,
+        services: dict[str, m.Service] | None = None,
+    ) -> None:
         self.world.announced(self.host, nodes or [], capacity or {})
-        self.say(m.ExecutorChanged(incarnation=self.incarnation, k=self._k(), cores=nodes, capacity=capacity))
+        if gpus is not None:
+            self.gpus = gpus
+            self._forget_copies()
+        self.services = self.services if services is None else services
+        listed = None if gpus is None else list(gpus)
+        changed = m.ExecutorChanged(
+            incarnation=self.incarnation, k=self._k(), cores=nodes, capacity=capacity, gpus=listed, services=services
+        )
+        self.say(changed)
+
+    def _forget_copies(self) -> None:
+        """What lies on GPUs that it does not have any more goes, once nothing runs on it."""
+        busy = {(start.service, start.gpus) for start in self.uses()}
+        for copy in [each for each in self.resident if not set(each[1]) <= set(self.gpus) and each not in busy]:
+            del self.resident[copy]
 
     def find_dead(self, dead: Iterable["Worker"]) -> None:
         found = list(dead)
@@ -130,6 +155,7 @@ class Worker:
         self.running.clear()
         self.sandboxes.clear()
         self.endings.clear()
+        self.resident.clear()
         self.say(m.ExecutorLeft(incarnation=self.incarnation, k=self._k()))
         self.alive = False
         self.gone = True
@@ -182,6 +208,9 @@ class Worker:
         key = GrantKey(action, start.attempt)
         assert key not in self.running, f"{key} started twice"
         self.world.begun(self, start)
+        if start.gpus and not self._restore(start):
+            self._result(start, Outcome.ERROR)
+            return
         if start.session:
             session = ActionId(start.task, start.client, start.session)
             if session not in self.sandboxes:
@@ -190,6 +219,20 @@ class Worker:
             others = [k for k, r in self.running.items() if r.start.session == start.session and k.action[:2] == action[:2]]
             assert not others, f"{key} started in {session} beside {others}"
         self.running[key] = Running(start, number)
+
+    def _restore(self, start: m.Start) -> bool:
+        """Makes room, and brings the weights onto the GPUs if they are not there. Returns whether it can serve this."""
+        for each in start.evicts:
+            held = (each.service, each.gpus)
+            assert all((r.start.service, r.start.gpus) != held for r in self.running.values()), f"{held} is evicted and runs"
+            self.resident.pop(held, None)
+        offer = self.services.get(start.service)
+        if (start.service and offer is None) or not set(start.gpus) <= set(self.gpus):
+            return False
+        weights = -(-offer.weights_mib // len(start.gpus)) if offer is not None else self.world.gpu_memory_mib[self.host]
+        self.resident[(start.service, start.gpus)] = weights
+        self.world.weigh(self.host)
+        return True
 
     def _result(self, start: m.Start, outcome: Outcome, nonce: bytes | None = None, run_ns: int = 0) -> None:
         used = start.nonce if nonce is None else nonce
@@ -209,15 +252,29 @@ class Worker:
         start = self.running.pop(key).start
         if start.kind == "session.open" and outcome is Outcome.OK:
             self.sandboxes[key.action] = start
+        else:
+            self._free(start)
         session = ActionId(start.task, start.client, start.session)
         if start.session and (outcome is Outcome.ENVIRONMENT_LOST or (start.kind == "session.close" and outcome is Outcome.OK)):
-            self.sandboxes.pop(session, None)
-            self.endings.pop(session, None)
+            self._remove(session)
         self._result(start, outcome, nonce, run_ns)
+
+    def _free(self, start: m.Start) -> None:
+        """A program's own memory ends with it; the weights of a service stay."""
+        if start.gpus and not start.service:
+            self.resident.pop(("", start.gpus), None)
+        self._forget_copies()
+
+    def _remove(self, session: ActionId) -> None:
+        self.endings.pop(session, None)
+        made = self.sandboxes.pop(session, None)
+        if made is not None:
+            self._free(made)
 
     def give_back(self, key: GrantKey, reason: str = "busy") -> None:
         """It never began this one."""
         running = self.running.pop(key)
+        self._free(running.start)
         action = key.action
         item = m.Returned(
             task=action.task, client=action.client, n=action.n, attempt=key.attempt, number=running.number, reason=reason
@@ -229,8 +286,7 @@ class Worker:
         for key, running in list(self.running.items()):
             if running.start.session and ActionId(running.start.task, running.start.client, running.start.session) == session:
                 self.end(key, Outcome.ENVIRONMENT_LOST)
-        self.sandboxes.pop(session, None)
-        self.endings.pop(session, None)
+        self._remove(session)
         self.say_ended(session, reason)
 
     def say_ended(self, session: ActionId, reason: str) -> None:
@@ -295,6 +351,10 @@ class World:
         """In the order of the log."""
         self.impostors: list[tuple[ActionId, bytes]] = []
         """(id, nonce) of what was sent under an id or a name that another process has."""
+        self.gpu_memory_mib: dict[HostKey, int] = {}
+        """Of each GPU of a host."""
+        self.tokens: dict[str, list[tuple[int, int]]] = {}
+        """By quota: (log time, tokens) of the starts within its interval, as a provider counts them."""
         self.garbage = 0
         self.stories: list[str] = []
         """All that the core has said it did."""
@@ -313,7 +373,22 @@ class World:
         assert bool(folded.skipped) == garbage, f"{subject}: {folded.skipped or 'garbage was taken'}"
         self.garbage += garbage
         self._note_story()
+        self._count_tokens(folded.message)
         return folded
+
+    def _count_tokens(self, message: m.LogMessage | None) -> None:
+        granted = isinstance(message, m.DecisionsMade) and any(line.startswith("granted") for line in self.state.story)
+        for start in message.items if isinstance(message, m.DecisionsMade) and granted else ():
+            if isinstance(start, m.Start):
+                for name, amount in start.amounts.items():
+                    pool = self.state.quotas.get(name)
+                    if pool is not None and pool.limit.tokens:
+                        self.tokens.setdefault(name, []).append((self.state.now_ns, amount))
+        kept: dict[str, list[tuple[int, int]]] = {}
+        for name, pool in self.state.quotas.items():
+            since_ns = self.state.now_ns - pool.limit.interval_ms * MS
+            kept[name] = [(at_ns, amount) for at_ns, amount in self.tokens.get(name, []) if at_ns > since_ns]
+        self.tokens = kept
 
     def _note_story(self) -> None:
         for line in self.state.story:
@@ -345,10 +420,14 @@ class World:
 
     # --- the leader ---
 
-    def lead(self, policy: str = "tangram", **settings: int) -> None:
+    def lead(self, policy: str = "tangram", quotas: dict[str, m.Quota] | None = None, **settings: int) -> None:
         """A scheduler takes the lead: what another had on its way is refused from here on."""
         self.in_flight.clear()
-        self.put(subjects.LEADER, m.LeaderStarted(leader="s", behaviour=1, policy=policy, settings=settings))
+        started = m.LeaderStarted(leader="s", behaviour=1, policy=policy, settings=settings, quotas=quotas or {})
+        self.put(subjects.LEADER, started)
+
+    def set_quotas(self, quotas: dict[str, m.Quota]) -> None:
+        self.put(subjects.CLOCK, m.Settings(epoch=self.state.epoch, quotas=quotas))
 
     def tick(self) -> None:
         self.put(subjects.CLOCK, m.Ticked(epoch=self.state.epoch))
@@ -432,6 +511,9 @@ class World:
         dead: Iterable[Worker] = (),
         reboot: bool = False,
         later: bool = False,
+        gpus: Iterable[int] = (),
+        gpu_memory_mib: int = 100,
+        services: dict[str, m.Service] | None = None,
         **capacity: int,
     ) -> Worker:
         """An executor starts on a host. `dead` are workers that it found dead there. later: its word stays in its outbox."""
@@ -449,7 +531,11 @@ class World:
             self.boots[host],
             cores(4) if nodes is None else nodes,
             capacity or {"memory": 1_024},
+            tuple(gpus),
+            services or {},
         )
+        if worker.gpus:
+            self.gpu_memory_mib[where] = gpu_memory_mib
         self.workers[worker.incarnation] = worker
         self.announced(where, worker.nodes, worker.capacity)
         worker.say(
@@ -463,6 +549,9 @@ class World:
                 cores=worker.nodes,
                 capacity=worker.capacity,
                 dead=[] if reboot else [w.incarnation for w in found],
+                gpus=list(worker.gpus),
+                gpu_memory_mib=gpu_memory_mib if worker.gpus else 0,
+                services=worker.services,
             )
         )
         for other in found:
@@ -488,10 +577,15 @@ class World:
             worker.running.clear()
             worker.sandboxes.clear()
             worker.endings.clear()
+            worker.resident.clear()
             worker.gone = True
 
     def begun(self, worker: Worker, start: m.Start) -> None:
-        """A worker begins what it read. Nobody on its host may use any of the cores that it was given alone."""
+        """A worker begins what it read. Nobody on its host may use any of the cores or GPUs that it was given alone."""
+        for other in self.workers.values() if start.gpus else ():
+            if other.host == worker.host:
+                for used in other.uses():
+                    assert not set(used.gpus) & set(start.gpus), f"{start.client}/{start.n} and {used.n} have GPUs {used.gpus}"
         if "cpu" not in start.amounts:
             return
         share = start.amounts["cpu"]
@@ -505,6 +599,16 @@ class World:
         for core in start.cores:
             total = of_core.get(core, 0) + min(share, 1_000)
             assert total <= 1_000, f"core {core} of {worker.host.name} is used {total} millicores by {start.client}/{start.n}"
+
+    def weigh(self, host: HostKey) -> None:
+        """No GPU of a host may hold more than its memory."""
+        of_gpu: dict[int, int] = {}
+        for worker in self.workers.values():
+            if worker.host == host and not worker.gone:
+                for (_, gpus), mib in worker.resident.items():
+                    for gpu in gpus:
+                        of_gpu[gpu] = of_gpu.get(gpu, 0) + mib
+        assert all(mib <= self.gpu_memory_mib[host] for mib in of_gpu.values()), f"GPUs of {host.name} hold {of_gpu} MiB"
 
     # --- clients ---
 
@@ -555,7 +659,7 @@ class World:
         if n is None:
             n = 1 + max((a.n for a in self.nonces if a[:2] == (task, client)), default=0)
         action = ActionId(task, client, n)
-        cost = {name: spec.pop(name) for name in ("cpu", "memory", "gpu") if name in spec}
+        cost = {name: spec.pop(name) for name in ("cpu", "memory", "gpu", "api") if name in spec}
         demands = {name: low if isinstance(low, m.Demand) else m.Demand(low=low) for name, low in cost.items()}  # type: ignore[arg-type]
         own_key = str(spec.pop("own_key", ""))
         made = m.ActionSpec(nonce=self.nonce(action), kind=kind, cost=demands, key=own_key, **spec)  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ import json
 import pytest
 from rich.console import Console
 
-from tangram.demo.config import STATIC, TANGRAM
+from tangram.demo.config import STATIC, TANGRAM, UNLEARNT
 from tangram.demo.plan import Kind
 from tangram.demo.records import Life, PolicyRun, Record
 from tangram.demo.report import core_seconds_held, figures, overhead_share, percentile, report, show
@@ -95,6 +95,17 @@ def test_ratios_are_baseline_by_tangram() -> None:
     assert json.loads(json.dumps(result)) == result
     assert set(result) == {"act_ratio", "step_ratio", "policies", "seed", "command"}
     assert (result["seed"], result["command"]) == (3, "tangram demo --seed 3")
+
+
+def test_tangram_without_learning_stands_beside_it() -> None:
+    unlearnt = PolicyRun(policy=UNLEARNT, makespan_s=9.0, records=RECORDS[:3], lives=LIVES)
+    result = report([STATIC_RUN, TANGRAM_RUN, unlearnt], seed=3, command="")
+    assert (result["act_ratio"], result["step_ratio"]) == (2.0, 1.5), "of tangram as it is"
+    assert result["policies"][UNLEARNT]["makespan_s"] == 9.0
+    out = io.StringIO()
+    show(result, Console(file=out, width=80))
+    assert UNLEARNT in out.getvalue()
+    assert "…" not in out.getvalue()
 
 
 @pytest.mark.parametrize("width", [80, 200])

@@ -28,7 +28,9 @@ USE_INSTEAD = {
     "subprocess": "an instruction that the executor's back end performs",
     "uvloop": "a plain function; tangram.roles starts the loop",
 }
-IMPURE_SCHEDULER = {f"tangram.scheduler.{name}" for name in ("service", "answers", "payloads", "checkpoints", "keeper", "recall")}
+IMPURE_SCHEDULER = {
+    f"tangram.scheduler.{name}" for name in ("service", "answers", "payloads", "checkpoints", "keeper", "recall", "exporter")
+}
 PURE = {
     "tangram.messages", "tangram.subjects", "tangram.outcomes", "tangram.limits", "tangram.errors", "tangram.rules",
     "tangram.producers.request", "tangram.producers.pending", "tangram.producers.result",

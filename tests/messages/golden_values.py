@@ -75,6 +75,17 @@ CANCEL: Final = m.Cancel(task="t", client="c", n=7, attempt=2)
 NOTE_FULL: Final = m.WindowNote(policy="tangram", count=2, evicted=[("t", "c", 7)], fallback=True)
 
 SERVICE = m.Service(weights_mib=1, restore_us=2, restore_fixed_us=3)
+SIZE_SEEN: Final = m.SizeSeen(units=4, duration_us=350_000, weight_ppm=1_500_000, times=7)
+MODEL_FULL: Final = m.LearntModel(
+    task="t",
+    kind="test",
+    count=17,
+    serial_us=200_000,
+    parallel_us=800_000,
+    overhead_us=10_000,
+    spread_ppm=480_000,
+    sizes=[SIZE_SEEN, m.SizeSeen(units=8, duration_us=300_000, weight_ppm=0)],
+)
 VALUES: Final[dict[str, msgspec.Struct]] = {
     "Demand.least": m.Demand(low=1),
     "Demand.full": m.Demand(low=1000, high=4000, legal=(1000, 4000)),
@@ -225,6 +236,10 @@ VALUES: Final[dict[str, msgspec.Struct]] = {
     "ExecutorLost.full": m.ExecutorLost(epoch=3, executor="e", incarnation="e-1", reason="silent"),
     "Settings.least": m.Settings(epoch=3),
     "Settings.full": m.Settings(epoch=3, settings={"static_units": 2}, admission_closed=False),
+    "SizeSeen.full": SIZE_SEEN,
+    "LearntModel.least": m.LearntModel(task="t", kind="test", count=1, sizes=[SIZE_SEEN]),
+    "LearntModel.full": MODEL_FULL,
+    "ModelsSeeded.full": m.ModelsSeeded(epoch=3, models=[MODEL_FULL]),
     "DeadLetter.least": m.DeadLetter(origin_seq=4, subject="tangram.cancels.t", reason="malformed", data=b"\xc1"),
     "CheckpointPayloads.least": m.CheckpointPayloads(ids=[], payloads=[]),
     "CheckpointPayloads.full": m.CheckpointPayloads(ids=[("t", "c", 7)], payloads=[b"p"]),
@@ -269,7 +284,7 @@ SUBJECTS: Final[dict[str, tuple[type[msgspec.Struct], ...]]] = {
     "tangram.completions.t.c": (m.ActionsFinished,),
     "tangram.decisions.cpu.e": (m.DecisionsMade,),
     "tangram.decisions.leader": (m.LeaderStarted,),
-    "tangram.decisions.clock": (m.Ticked, m.ExecutorLost, m.Settings),
+    "tangram.decisions.clock": (m.Ticked, m.ExecutorLost, m.Settings, m.ModelsSeeded),
 }  # fmt: skip
 """Subjects of the log, and the types that may stand on each."""
 

@@ -2,6 +2,7 @@
 anything is sent."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from tangram import limits
 from tangram import messages as m
 from tangram.errors import InvalidRequest
-from tangram.producers import request
+from tangram.producers import build, request
 from tangram.rules import broken_rule
 
 NONCE = bytes(8)
@@ -254,6 +255,83 @@ def test_a_table_of_durations_travels() -> None:
 def test_equal_tables_give_equal_bytes() -> None:
     forward, backward = (wire({"hint": request.hint(table, None)}) for table in ({1: 8, 4: 2}, {4: 2, 1: 8}))
     assert forward.spec_bytes == backward.spec_bytes
+
+
+# --- callables that say the seconds --------------------------------------------------------------------------------
+
+
+def asked(units: Any, parallel: Any) -> m.ActionSpec:
+    return build.spec("0" * 32, kind="run", units=units, parallel=parallel)
+
+
+@pytest.mark.parametrize(
+    ("units", "table"),
+    [
+        (2, ((2, 3_000_000),)),
+        ((1, 3), ((1, 6_000_000), (2, 3_000_000), (3, 2_000_000))),
+        ({8, 1, 4}, ((1, 6_000_000), (4, 1_500_000), (8, 750_000))),
+    ],
+    ids=repr,
+)
+def test_a_callable_is_asked_at_each_legal_amount(units: Any, table: tuple[tuple[int, int], ...]) -> None:
+    spec = asked(units, lambda amount: 6 / amount)
+    assert spec.hint == m.Hint(table_us=table)
+    assert spec.cost["cpu"] == request.cpu(units)
+
+
+def test_a_callable_means_what_the_same_table_means() -> None:
+    spec, same = asked((1, 4), lambda amount: 1 + 2 / amount), asked((1, 4), {amount: 1 + 2 / amount for amount in range(1, 5)})
+    assert (spec.hint, spec.cost) == (same.hint, same.cost)
+
+
+@given(st.integers(1, 1_000), st.integers(0, 100_000))
+def test_of_a_range_too_wide_for_a_table_some_amounts_are_legal(low: int, width: int) -> None:
+    spec = asked((low, low + width), lambda amount: 1 + 60 / amount)
+    assert spec.hint is not None
+    asked_at = [amount for amount, _ in spec.hint.table_us]
+    assert (asked_at[0], asked_at[-1]) == (low, low + width)
+    assert len(asked_at) <= limits.LEGAL_AMOUNTS_MAX
+    if width < limits.LEGAL_AMOUNTS_MAX:
+        assert asked_at == list(range(low, low + width + 1))
+    else:
+        assert spec.cost["cpu"].legal == tuple(1_000 * amount for amount in asked_at)
+        grows = (1 + width / low) ** (1 / (limits.LEGAL_AMOUNTS_MAX - 1))
+        assert all(high <= low * grows + 2 for low, high in pairwise(asked_at)), "about the same ratio from each to the next"
+    assert not broken_rule("cpu", spec, m.Run(argv=("true",)))
+
+
+def raises(units: int) -> float:
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (lambda units: 0, "on 1 units"),
+        (lambda units: 1 if units < 2 else -1, "on 2 units"),
+        (lambda units: NAN, "on 1 units"),
+        (lambda units: INF, "on 1 units"),
+        (lambda units: None, "on 1 units"),
+        (lambda units: "1", "on 1 units"),
+        (lambda units: True, "on 1 units"),
+        (lambda units: LONG_INT, "on 1 units"),
+        (lambda: 1.0, "TypeError"),
+        (raises, "ZeroDivisionError"),
+    ],
+)
+def test_a_callable_that_says_no_time_is_refused_with_where(answer: Any, says: str) -> None:
+    assert says in refused("parallel", asked, (1, 4), answer).rule
+
+
+def test_what_a_callable_raised_is_the_cause() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        asked(1, raises)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+@pytest.mark.parametrize("units", [0, 0.5], ids=repr)
+def test_a_callable_needs_whole_cores(units: Any) -> None:
+    refused("parallel", asked, units, lambda amount: 1.0)
 
 
 @given(ODD, ODD)
