@@ -61,8 +61,9 @@ KINDS: Final = (
     _kind("reward", 8, 0.8, 5),
     _kind("prove", 8, 0.95, 60, (1, 2, 4, 8)),
     _kind("sample", 4, 0.7),
+    _kind("score", 2),
 )
-"""What is submitted, in turn."""
+"""What is submitted, in turn: a number of them that shares no divisor with that of the hosts, so that all get all."""
 SPECS: Final = tuple(m.encode(spec) for spec in KINDS)
 RESULT: Final = m.Result(
     nonce=KINDS[0].nonce, outcome=Outcome.OK, exit_code=0, units=1, queued_ns=10**6, run_ns=10**9, cpu_ns=10**9

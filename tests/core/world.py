@@ -377,7 +377,7 @@ class World:
         return folded
 
     def _count_tokens(self, message: m.LogMessage | None) -> None:
-        granted = isinstance(message, m.DecisionsMade) and any(line.startswith("granted") for line in self.state.story)
+        granted = isinstance(message, m.DecisionsMade) and any(line[0] == "granted" for line in self.state.story)
         for start in message.items if isinstance(message, m.DecisionsMade) and granted else ():
             if isinstance(start, m.Start):
                 for name, amount in start.amounts.items():
