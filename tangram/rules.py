@@ -47,8 +47,8 @@ def broken_rule(key: str, spec: m.ActionSpec, payload: object) -> str:
         if name == "gpu" and any(amount not in GPU_CHUNKS for amount in legal or {demand.low, high}):
             return "cost.gpu: must be 1, 2, 4 or 8, or a range or set of them"
         if name == "cpu":
-            amounts = (demand.low, high, *legal)
-            if any(amount % 1000 for amount in amounts) and (demand.low >= 1000 or high != demand.low or demand.low < 10):
+            whole = not (demand.low % 1000 or high % 1000 or (legal and any(amount % 1000 for amount in legal)))
+            if not whole and (demand.low >= 1000 or high != demand.low or demand.low < 10):
                 return "cost.cpu: must be whole cores, or a fixed fraction of 10 to 999 millicores"
     return ""
 
@@ -71,12 +71,13 @@ def broken_payload_rule(kind: str, payload: object) -> str:
 
 def _too_long(run: m.Run) -> str:
     """Linux counts bytes, the types above count characters."""
-    sizes = [len(argument.encode()) for argument in run.argv]
-    if max(sizes) > limits.ARGUMENT_BYTES_MAX:
-        return f"argv: must be at most {limits.ARGUMENT_BYTES_MAX} bytes each"
-    if sum(sizes) > limits.ARGUMENTS_BYTES_MAX:
-        return f"argv: must be at most {limits.ARGUMENTS_BYTES_MAX} bytes together"
-    if sum(len(name) + len(value.encode()) + 2 for name, value in run.env.items()) > limits.ENVIRONMENT_BYTES_MAX:
+    if 4 * sum(map(len, run.argv)) > limits.ARGUMENT_BYTES_MAX:  # a character has at most 4
+        sizes = [len(argument.encode()) for argument in run.argv]
+        if max(sizes) > limits.ARGUMENT_BYTES_MAX:
+            return f"argv: must be at most {limits.ARGUMENT_BYTES_MAX} bytes each"
+        if sum(sizes) > limits.ARGUMENTS_BYTES_MAX:
+            return f"argv: must be at most {limits.ARGUMENTS_BYTES_MAX} bytes together"
+    if run.env and sum(len(name) + len(value.encode()) + 2 for name, value in run.env.items()) > limits.ENVIRONMENT_BYTES_MAX:
         return f"env: must be at most {limits.ENVIRONMENT_BYTES_MAX} bytes together"
     if len(run.cwd.encode()) > limits.PATH_BYTES_MAX:
         return f"cwd: must be at most {limits.PATH_BYTES_MAX} bytes"

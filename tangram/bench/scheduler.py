@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from tangram import messages as m
 from tangram import subjects
@@ -22,41 +22,85 @@ from tangram.scheduler.fold import Record, step
 from tangram.scheduler.state import BEHAVIOUR, State
 from tangram.scheduler.window import plan
 
-SIZES: Final = ((64, 1, 64), (2_048, 15, 256))
-"""Candidates of a pass, hosts, cores of each: an everyday window, and the paper's largest."""
-ENVELOPE: Final = 500
+
+class Case(NamedTuple):
+    """A pool, and so many that wait for it. nodes: cores of each NUMA node of a host."""
+
+    candidates: int
+    hosts: int
+    nodes: tuple[int, ...]
+
+    @property
+    def units(self) -> int:
+        return self.hosts * sum(self.nodes)
+
+
+CASES: Final = (Case(64, 1, (64, 64)), Case(2_048, 15, (64, 64, 64, 64)))
+"""An everyday window, and the paper's largest."""
+ENVELOPE: Final = 64
+"""Actions of a message: what 64 callers at once come to."""
 CLIENT_IDS: Final = 50_000
 """Of one client: the core keeps a bounded number above those that have ended."""
-PAYLOAD: Final = m.encode(m.Noop())
+PAYLOAD: Final = m.encode(m.Run(argv=("python3", "-m", "pytest", "-q", "tests/test_solution.py"), env={"PYTHONHASHSEED": "0"}))
+
+
+def _kind(name: str, high: int, parallel: float = 0.0, duration_s: float = 1.0, legal: tuple[int, ...] = ()) -> m.ActionSpec:
+    hint = m.Hint(duration_us=int(1e6 * duration_s), parallel_ppm=int(1e6 * parallel)) if parallel else None
+    cpu = Demand(low=1_000, high=1_000 * high, legal=tuple(1_000 * each for each in legal))
+    return m.ActionSpec(nonce=b"nonce---", kind=name, cost={"cpu": cpu}, hint=hint)
+
+
+KINDS: Final = (
+    _kind("inspect", 1),
+    _kind("edit", 1),
+    _kind("shell", 1),
+    _kind("lint", 4),
+    _kind("search", 2, 0.5, 0.3),
+    _kind("test", 8, 0.8, 2.6),
+    _kind("build", 16, 0.9, 30),
+    _kind("reward", 8, 0.8, 5),
+    _kind("prove", 8, 0.95, 60, (1, 2, 4, 8)),
+    _kind("sample", 4, 0.7),
+    _kind("score", 2),
+)
+"""What is submitted, in turn: a number of them that shares no divisor with that of the hosts, so that all get all."""
+SPECS: Final = tuple(m.encode(spec) for spec in KINDS)
+RESULT: Final = m.Result(
+    nonce=KINDS[0].nonce, outcome=Outcome.OK, exit_code=0, units=1, queued_ns=10**6, run_ns=10**9, cpu_ns=10**9
+)
 
 
 class Core:
-    """A scheduler without a shell: a state, and a log that nobody keeps."""
+    """A scheduler without a shell: a state, and a log."""
 
-    def __init__(self, hosts: int, cores: int) -> None:
+    def __init__(self, hosts: int, nodes: tuple[int, ...]) -> None:
         self.state = State()
+        self.log: list[Record] = []
         self._stamp_ns = 1
         self._n = 0
         self._k = {f"i{host}": 1 for host in range(hosts)}
         self.put(subjects.LEADER, m.LeaderStarted(leader="bench", behaviour=BEHAVIOUR, policy="tangram"))
+        cores = [list(range(sum(nodes[:index]), sum(nodes[: index + 1]))) for index in range(len(nodes))]
         for host in range(hosts):
             joined = m.ExecutorJoined(
-                incarnation=f"i{host}", key="cpu", host=f"h{host}", machine_id="m", boot_id="b", cores=[list(range(cores))]
+                incarnation=f"i{host}", key="cpu", host=f"h{host}", machine_id="m", boot_id="b", cores=cores
             )
             self.put(subjects.executors(f"e{host}"), joined)
 
     def put(self, subject: str, message: m.LogMessage) -> None:
         self._stamp_ns += 1_000
-        step(self.state, Record(self.state.seq + 1, self._stamp_ns, subject, m.encode(message)))
+        self.log.append(Record(self.state.seq + 1, self._stamp_ns, subject, m.encode(message)))
+        folded = step(self.state, self.log[-1])
+        assert not folded.skipped, folded.skipped
 
     def submit(self, count: int) -> None:
         for at in range(0, count, ENVELOPE):
             ids = list(range(self._n, self._n + min(ENVELOPE, count - at)))
             self._n += len(ids)
-            spec = m.encode(m.ActionSpec(nonce=bytes(8), kind="noop", cost={"cpu": Demand(low=1_000, high=4_000)}))
             part = ids[0] // CLIENT_IDS
+            specs = [SPECS[n % len(SPECS)] for n in ids]
             submitted = m.ActionsSubmitted(
-                client=f"c{part}", done_below=part * CLIENT_IDS, ids=ids, specs=[spec] * len(ids), payloads=[PAYLOAD] * len(ids)
+                client=f"c{part}", done_below=part * CLIENT_IDS, ids=ids, specs=specs, payloads=[PAYLOAD] * len(ids)
             )
             self.put(subjects.actions("cpu", "bench"), submitted)
 
@@ -73,7 +117,7 @@ class Core:
         for item in made.items:
             assert isinstance(item, m.Start)
             by_client.setdefault(item.client, []).append(item.n)
-        result = m.encode(m.Result(nonce=bytes(8), outcome=Outcome.OK))
+        result = m.encode(RESULT)
         for client, ids in by_client.items():
             self._k[made.incarnation] += 1
             finished = m.ActionsFinished(
@@ -91,18 +135,19 @@ def passes(queued: Sequence[int], count: int, say: Callable[[str], None]) -> lis
     """A row for each size and each number queued: milliseconds of one pass, microseconds of a turn for each action that it
     decides (fold the submission, pass, compose, fold the decision, fold the outcome)."""
     rows = []
-    for candidates, hosts, cores in SIZES:
+    for case in CASES:
         for behind in queued:
-            core = Core(hosts, cores)
-            core.submit(candidates + behind)
+            core = Core(case.hosts, case.nodes)
+            core.submit(case.candidates + behind)
+            core.log.clear()
             gc.collect()
             gc.freeze()
             taken_s = [_pass_s(core.state) for _ in range(count)]
             turn_us = _turn_us(core, count)
             gc.unfreeze()
             row = {
-                "candidates": candidates,
-                "units": hosts * cores,
+                "candidates": case.candidates,
+                "units": case.units,
                 "queued": behind,
                 "p50_ms": round(1e3 * percentile(taken_s, 50), 4),
                 "p99_ms": round(1e3 * percentile(taken_s, 99), 4),
@@ -110,7 +155,7 @@ def passes(queued: Sequence[int], count: int, say: Callable[[str], None]) -> lis
             }
             rows.append(row)
             say(
-                f"candidates {candidates:5}  units {hosts * cores:5}  queued {behind:7}: pass p50 {row['p50_ms']:8.3f} ms  "
+                f"candidates {case.candidates:5}  units {case.units:5}  queued {behind:7}: pass p50 {row['p50_ms']:8.3f} ms  "
                 f"p99 {row['p99_ms']:8.3f} ms, turn {turn_us:6.1f} us an action"
             )
     return rows
@@ -134,14 +179,23 @@ def _turn_us(core: Core, rounds: int) -> float:
 
 
 def fold_per_s(actions: int = 20_000) -> float:
-    """Actions a second through the pure core: each submitted, decided and finished."""
-    core = Core(1, 1_000)
-    start_s = time.perf_counter()
-    core.submit(actions)
+    """Actions a second from a log in memory to a state: the submission, the decision and the outcome of each decoded and
+    folded, ENVELOPE actions a message."""
+    core = Core(1, (2 * ENVELOPE, 2 * ENVELOPE))
     ended = 0
     while ended < actions:
+        core.submit(ENVELOPE)
         ended += sum(core.finish(made) for _, made in list(core.decide()))
-    return actions / (time.perf_counter() - start_s)
+    gc.collect()
+    taken_s = []
+    for _ in range(3):
+        state = State()
+        start_s = time.perf_counter()
+        for record in core.log:
+            step(state, record)
+        taken_s.append(time.perf_counter() - start_s)
+        assert state.digest == core.state.digest
+    return ended / min(taken_s)
 
 
 async def backlog(actions: int, payload_bytes: int, say: Callable[[str], None]) -> dict[str, Any]:

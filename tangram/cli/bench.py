@@ -27,7 +27,7 @@ def add_to(commands: "Commands") -> None:
     scheduler = what.add_parser("scheduler", help="a pass of the pure core, whatever is queued; and what a backlog takes")
     scheduler.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     scheduler.add_argument(
-        "--queued", nargs="+", type=common.positive, default=[1_000, 100_000], metavar="N", help="behind the candidates"
+        "--queued", nargs="+", type=common.not_negative, default=[0, 100_000], metavar="N", help="behind the candidates"
     )
     scheduler.add_argument("--passes", type=common.positive, default=100, metavar="N", help="measured for each row")
     scheduler.add_argument(

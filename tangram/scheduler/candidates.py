@@ -27,7 +27,8 @@ UNBOUNDED: Final = 1 << 40
 
 @dataclass(slots=True, eq=False)
 class Decision:
-    """One action of a window: where it runs and on what."""
+    """One action of a window: where it runs and on what. claimed: a mask of whole cores that are kept for it, until `units` says
+    which and how many it gets."""
 
     action: Action
     holder: Incarnation
@@ -35,6 +36,7 @@ class Decision:
     cores: tuple[int, ...]
     units: int
     predicted_us: int
+    claimed: int = 0
     gpus: tuple[int, ...] = ()
     evicts: tuple[Resident, ...] = ()
 
@@ -60,6 +62,12 @@ class Room:
     """Resources that an earlier candidate waits for until a sandbox ends: nothing but the actions of open ones gets them."""
     kept: dict[str, int] = field(default_factory=dict)
     """Taken from `free` for such a candidate, so there for the actions of open sandboxes."""
+    changes: int = 0
+    """Starts of this pass, whoever has them: a score is good until the next."""
+
+
+_Ranked = tuple[int, int, int, Incarnation, Room]
+"""(score, index among the takers, its room's changes then, itself, its room)."""
 
 
 class Candidates:
@@ -73,8 +81,8 @@ class Candidates:
         self.rooms: dict[HostKey, Room] = {}
         self.decisions: list[Decision] = []
         self._takers_of: dict[str, list[Incarnation]] = {}
-        self._ranked: dict[tuple[str, bool, str], list[tuple[tuple[int, ...], int]]] = {}
-        """Heaps of (score, index among the takers) by kind, whether for openings, and task if they share."""
+        self._ranked: dict[tuple[str, bool, str], list[_Ranked]] = {}
+        """Heaps by kind, whether for openings, and task if they share."""
         self._let_through: dict[str, tuple[int, int]] = {}
         """By quota: starts of this pass, and their tokens; (-1, 0) once one waits for it."""
         self._waiting: dict[tuple[object, ...], tuple[list[list[Reservation]], bool]] = {}
@@ -127,7 +135,7 @@ class Candidates:
             bound = self.state.incarnations[session.incarnation]
             if not self._could_run(bound, action, cost):
                 return True
-            if not self.has_quota(cost, lambda: [bound]):
+            if self.state.quotas and not self.has_quota(cost, lambda: [bound]):
                 return False
             room = self.room(bound.host)
             if self._fits(room, bound, action, cost):
@@ -169,18 +177,18 @@ class Candidates:
         key = (action.key, action.opens is not None, action.id.task if self.shares else "")
         heap = self._ranked.get(key)
         if heap is None:
-            heap = [(self._score(action, self.room(each.host), each), index) for index, each in enumerate(takers)]
+            heap = []
+            for index, holder in enumerate(takers):
+                room = self.room(holder.host)
+                heap.append((self._score(action, room, holder), index, room.changes, holder, room))
             heapq.heapify(heap)
             self._ranked[key] = heap
-        aside: list[tuple[tuple[int, ...], int]] = []
+        aside: list[_Ranked] = []
         chosen: Incarnation | None = None
         while heap and chosen is None:
-            score, index = heap[0]
-            holder = takers[index]
-            room = self.room(holder.host)
-            now = self._score(action, room, holder)
-            if now != score:
-                heapq.heapreplace(heap, (now, index))
+            _, index, changes, holder, room = heap[0]
+            if room.changes != changes:
+                heapq.heapreplace(heap, (self._score(action, room, holder), index, room.changes, holder, room))
             elif self._fits(room, holder, action, cost):
                 chosen = holder
             else:
@@ -274,19 +282,20 @@ class Candidates:
         fresh = [holder for holder in holders if holder.host not in action.avoid and self._could_run(holder, action, cost)]
         return fresh or holders
 
-    def _score(self, action: Action, room: Room, holder: Incarnation) -> tuple[int, ...]:
+    def _score(self, action: Action, room: Room, holder: Incarnation) -> int:
         """Lower is better. New sessions spread by sessions per core, each task's if they share; one-shot actions go where most
-        cores are free."""
-        cores = max(room.pool.all.bit_count(), 1)
+        cores are free; between equals to who has least to do."""
         load = len(holder.grants) + room.started.get(holder.id, 0)
         if action.opens is None:
             free = room.pool.free(holder.cores_mask).bit_count()
-            return (-free if self.shares is None else -min(free, self.allowed(room, action) // MILLI), load)
+            return load - ((free if self.shares is None else min(free, self.allowed(room, action) // MILLI)) << 32)
+        cores = max(room.pool.all.bit_count(), 1)
+        found = (room.sessions * 1_000_000 // cores << 32) + load
         if self.shares:
             part = room.host.parts.get(action.id.task)
             own = (part.sessions if part is not None else 0) + room.opened.get(action.id.task, 0)
-            return (own * 1_000_000 // cores, room.sessions * 1_000_000 // cores, load)
-        return (room.sessions * 1_000_000 // cores, load)
+            found += own * 1_000_000 // cores << 96
+        return found
 
     def room(self, key: HostKey) -> Room:
         room = self.rooms.get(key)
@@ -316,7 +325,8 @@ class Candidates:
 
     def _fits(self, room: Room, holder: Incarnation, action: Action, cost: dict[str, Demand]) -> bool:
         for name, demand in cost.items():
-            if not demand.low or name in self.state.quotas:
+            low = demand.low
+            if not low or name in self.state.quotas:
                 continue
             for label in self.labels(name, action.id.task) if room.blocked or room.closed else ():
                 if label in room.closed and action.session is None:
@@ -325,7 +335,7 @@ class Candidates:
                     reserved = room.reserved.get(label)
                     if reserved is None or not reserved.admits(_cores(demand), self._duration_us(action, demand)):
                         return False
-            if not self._has(room, holder, action, name, demand.low):
+            if not self._has(room, holder, action, name, low):
                 return False
         return True
 
@@ -375,18 +385,18 @@ class Candidates:
     def _reserve(self, room: Room, holder: Incarnation, action: Action, label: str, demand: Demand) -> None:
         task, mask = action.id.task, holder.cores_mask
         grants = [
-            (grant.left_us(self.state.now_ns), grant.cores, grant.key.action.task)
+            (grant.left_us(self.state.now_ns), mask_of(grant.cores), grant.key.action.task)
             for other in room.host.live
             for grant in other.grants.values()
             if grant.amounts.get("cpu", 0) >= MILLI and not (grant.opens or grant.holds_session)
         ]
         starts = [
-            (self._duration_us(each.action, Demand(low=each.amounts["cpu"])), each.cores, each.action.id.task)
+            (self._duration_us(each.action, Demand(low=each.amounts["cpu"])), each.claimed, each.action.id.task)
             for each in room.decisions
             if each.amounts.get("cpu", 0) >= MILLI and each.action.opens is None
         ]
         releases = [
-            Release(at_us, (mask_of(cores) & mask).bit_count(), len(cores) if whose == task else 0)
+            Release(at_us, (cores & mask).bit_count(), cores.bit_count() if whose == task else 0)
             for at_us, cores, whose in grants + starts
         ]
         free = room.pool.free(mask).bit_count()
@@ -403,24 +413,31 @@ class Candidates:
 
     def start(self, action: Action, holder: Incarnation, cost: dict[str, Demand]) -> Decision:
         """Takes its minimum of everything that `cost` names."""
-        room = self.room(holder.host)
+        room, quotas = self.room(holder.host), self.state.quotas
         amounts: dict[str, int] = {}
         cores: tuple[int, ...] = ()
-        self._take_quotas(cost)
+        claimed = 0
+        if quotas:
+            self._take_quotas(cost)
         for name, demand in cost.items():
-            if name in self.state.quotas:
-                amounts[name] = demand.low
+            low = demand.low
+            if name in quotas:
+                amounts[name] = low
                 continue
-            if not demand.low:
+            if not low:
                 continue
-            amounts[name] = demand.low
-            if name == "cpu":
-                cores = room.pool.choose(demand.low, holder.cores_mask)
-                room.pool.take(cores, demand.low)
-                for reserved in self._reservations(room, action, cost) if room.reserved else ():
-                    reserved.take(_cores(demand), self._duration_us(action, demand))
+            if name != "cpu":
+                room.free[name] -= low
+            elif low >= MILLI:
+                claimed = room.pool.claim(low // MILLI, holder.cores_mask)
             else:
-                room.free[name] -= demand.low
+                cores = room.pool.choose(low, holder.cores_mask)
+                room.pool.take(cores, low)
+            amounts[name] = low
+            if room.reserved and name == "cpu":
+                for reserved in self._reservations(room, action, cost):
+                    reserved.take(_cores(demand), self._duration_us(action, demand))
+        room.changes += 1
         room.started[holder.id] = room.started.get(holder.id, 0) + 1
         if self.shares is not None:
             self.shares.start(room.host, action.id.task, amounts)
@@ -429,7 +446,7 @@ class Candidates:
             room.opened[action.id.task] = room.opened.get(action.id.task, 0) + 1
         elif action.session is not None and action.session.cores and "cpu" in action.spec.cost:
             cores = action.session.cores
-        decision = Decision(action, holder, amounts, cores, len(cores), 0)
+        decision = Decision(action, holder, amounts, cores, len(cores), 0, claimed)
         room.decisions.append(decision)
         self.decisions.append(decision)
         return decision

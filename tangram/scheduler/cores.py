@@ -4,7 +4,7 @@ copying a pool for a pass costs next to nothing.
 A core is free, taken whole, or shared by fractions (millicores). Two half-free cores are never counted as one free core.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 MILLI: Final = 1000
@@ -73,6 +73,45 @@ class CorePool:
             core = self._shareable(millicores, within)
             return self.extend((), 1, within) if core is None else (core,)
         return self.extend((), millicores // MILLI, within)
+
+    def claim(self, count: int, within: int = -1) -> int:
+        """Takes `count` whole cores, no matter which, until `choose_each` says which. Returns their mask. Raises ValueError if
+        there are not so many."""
+        free = left = self.free(within)
+        for _ in range(count):
+            if not left:
+                raise ValueError(f"{count - free.bit_count()} cores short")
+            left &= left - 1
+        self.used |= free ^ left
+        return free ^ left
+
+    def choose_each(self, counts: Sequence[int], claimed: int, within: int = -1) -> list[tuple[int, ...]]:
+        """Gives back what was claimed and takes whole cores for each in turn, the same as by `choose` and `take`. Raises
+        ValueError if there are not so many."""
+        self.used &= ~claimed
+        if len(counts) == 1:
+            alone = self.extend((), counts[0], within)
+            self.used |= mask_of(alone)
+            return [alone]
+        free = self.free(within)
+        shelves = [tuple([core for core, bit in enumerate(bin(node & free)[:1:-1]) if bit == "1"]) for node in self.nodes]
+        left = [len(shelf) for shelf in shelves]
+        chosen: list[tuple[int, ...]] = []
+        for count in counts:
+            cores: tuple[int, ...] = ()
+            while len(cores) < count:
+                most = max(left, default=0)
+                if not most:
+                    raise ValueError(f"{count - len(cores)} cores short")
+                node = left.index(most)
+                at = len(shelves[node]) - most
+                found = shelves[node][at : at + count - len(cores)]
+                left[node] -= len(found)
+                cores = tuple(sorted(cores + found)) if cores else found
+            chosen.append(cores)
+        for shelf, rest in zip(shelves, left, strict=True):
+            self.used |= mask_of(shelf[: len(shelf) - rest])
+        return chosen
 
     def extend(self, cores: tuple[int, ...], more: int, within: int = -1) -> tuple[int, ...]:
         """`cores` and `more` free ones, from the nodes that `cores` lie in first, then the node that has most free.

@@ -64,7 +64,7 @@ def step(state: State, record: Record) -> Folded:
         state.story.append("skipped")
     hasher = hashlib.blake2b(state.digest, digest_size=8)
     hasher.update(b"%d %d %d\n" % (record.seq, state.now_ns, len(state.actions)))
-    hasher.update("\n".join(state.story).encode("utf-8", "replace"))
+    hasher.update(m.encode(state.story))
     state.digest = hasher.digest()
     return Folded(address, message, skipped)
 

@@ -49,9 +49,9 @@ def enqueue(state: State, action: Action) -> None:
     action.ready_ns = state.now_ns
     host = action.session.host if action.session is not None else None
     # A quota may be named with no tokens, and somebody who waits for it must not stand before those who do not name it.
-    resources = tuple(sorted(name for name, demand in charge(state, action).items() if demand.low or name != "cpu"))
+    resources = sorted([name for name, demand in charge(state, action).items() if demand.low or name != "cpu"])
     task = action.id.task if POLICIES[state.policy].by_task else ""
-    key = QueueKey(action.key, host, resources, action.spec.service, task)
+    key = QueueKey(action.key, host, tuple(resources), action.spec.service, task)
     queue = state.queues.get(key)
     if queue is None:
         queue = state.queues[key] = ReadyQueue()
@@ -139,8 +139,7 @@ def is_held(state: State, action: Action) -> bool:
 
 def leave(state: State, action: Action) -> None:
     """Takes an action out of whatever it waits in."""
-    state.timers.cancel(("deadline", action.id))
-    state.timers.cancel(("backstop", action.id))
+    state.timers.cancel(("backstop" if action.phase is Phase.DECIDED else "deadline", action.id))
     if action.phase is Phase.READY:
         dequeue(state, action)
     elif action.phase is Phase.WAITING and action.session is not None and action in action.session.waiting:
@@ -159,8 +158,9 @@ def finish(state: State, action: Action, result: m.Result, incarnation: str) -> 
     state.payload_bytes -= action.payload_bytes
     state.owed.rulings.pop(action.id, None)
     state.finished += 1
-    state.story.append(f"finished {action.id} {result.outcome}")
-    client = state.clients.get(action.id[:2])
+    state.story.append(("finished", action.id, result.outcome))
+    who = action.id[:2]
+    client = state.clients.get(who)
     if client is not None and client.open:  # a refusal that came before the client was known is not counted
         client.open -= 1
         if action.id.n >= client.done_below or action.id.n < client.others_below:
@@ -168,7 +168,7 @@ def finish(state: State, action: Action, result: m.Result, incarnation: str) -> 
             if len(client.ended) > limits.CLIENT_SEEN_WIDTH_MAX:
                 del client.ended[next(iter(client.ended))]
         if not client.open:
-            state.timers.set(("client", action.id[:2]), state.now_ns + limits.CLIENT_TTL_NS)
+            state.timers.set(("client", who), state.now_ns + limits.CLIENT_TTL_NS)
     session = action.session
     if action.id in state.sessions:
         # Still OPENING: a success of an attempt that was lost before. A sandbox ends with its incarnation.
@@ -246,6 +246,6 @@ def release(state: State, grant: Grant) -> None:
             host.used[name] -= amount
             assert host.used[name] >= 0, f"{name} of {grant.host.name} given back twice"
     state.owed.cancels.pop((holder.id, grant.key), None)
-    state.story.append(f"released {grant.key.action}#{grant.key.attempt}")
+    state.story.append(("released", grant.key))
     if holder.draining and holder.live and not holder.grants:
         state.owed.dismissals[holder.id] = "drained"

@@ -55,7 +55,7 @@ def started(state: State, holder: Incarnation, number: int, start: m.Start) -> N
         opens=start.kind == "session.open",
         gpus=mask_of(start.gpus),
         service=start.service,
-        quotas=tuple(name for name in start.amounts if name in state.quotas),
+        quotas=tuple([name for name in start.amounts if name in state.quotas]) if state.quotas else (),
     )
     holder.grants[key] = grant
     host = state.hosts[holder.host]
@@ -71,7 +71,7 @@ def started(state: State, holder: Incarnation, number: int, start: m.Start) -> N
         else:
             host.used[name] = host.used.get(name, 0) + amount
     state.owed.dismissals.pop(holder.id, None)
-    state.story.append(f"granted {action_id}#{start.attempt} {holder.id} {start.cores}")
+    state.story.append(("granted", key, holder.id, start.cores))
     action = state.actions.get(action_id)
     if action is None or action.phase is not Phase.READY or action.attempt != start.attempt:
         owe_cancel(state, holder.id, key)
@@ -176,7 +176,8 @@ def _learn(state: State, action: Action, grant: Grant, result: m.Result) -> None
     state.models[key] = model
     if len(state.models) > limits.MODELS_MAX:
         del state.models[next(iter(state.models))]
-    learn(model, units, result.run_ns // 1_000, declared(action.spec.hint or prior_of(state), prior_of(state)))
+    prior = prior_of(state)
+    learn(model, units, result.run_ns // 1_000, declared(action.spec.hint or prior, prior))
 
 
 def _opened(state: State, session: Session, grant: Grant, holder: Incarnation) -> None:

@@ -117,7 +117,7 @@ def _submit(state: State, key: str, action_id: ActionId, client: Client | None, 
     client.ended.pop(action_id.n, None)
     if client.open == 1:
         state.timers.cancel(("client", action_id[:2]))
-    state.story.append(f"submitted {action_id}")
+    state.story.append(("submitted", action_id))
     wrong = broken_rule(key, spec, payload)
     if action.opens is not None and not action_id.n:
         wrong = "id: 0 stands for no session, so it cannot open one"
@@ -181,17 +181,23 @@ def never_fits(state: State, action: Action) -> str:
     """Why no live executor could ever run this action's minimum, or "". Without any there is nothing to compare. A task's part
     counts if it is by named weights; else it grows when other tasks go."""
     cost, task = charge(state, action), action.id.task
-    places = [holder for host in state.hosts.values() for holder in host.live if holder.key == action.key]
-    if not places:
-        return ""
     service = action.spec.service
-    if service:
-        places = [holder for holder in places if service in holder.services]
-        if not places:
-            return f"no executor serves {service}"
-    able = [state.hosts[holder.host] for holder in places if could_run(state, holder, action, cost)]
-    if not cost or any(not state.shares or fits_part(state, host, task, cost) for host in able):
+    places, able = [], []
+    any_of_its_kind = False
+    for host in state.hosts.values():
+        for holder in host.live:
+            if holder.key == action.key:
+                any_of_its_kind = True
+                if not service or service in holder.services:
+                    places.append(holder)
+                    if not cost or could_run(state, holder, action, cost):
+                        if not cost or not state.shares or fits_part(state, host, task, cost):
+                            return ""
+                        able.append(host)
+    if not any_of_its_kind:
         return ""
+    if not places:
+        return f"no executor serves {service}"
     if able:
         most = max(fixed_part(state, host.pool.all.bit_count(), task) for host in able)
         return f"at most cpu {most * MILLI} of one host are the part of task {task}"

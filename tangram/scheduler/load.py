@@ -11,7 +11,8 @@ TAU_NS: Final = 60_000_000_000
 
 def observe(host: Host, now_ns: int) -> None:
     """Takes in how busy its cores were since the last call; to be called before its pool changes."""
-    take_in(host.load, _busy_cores(host), now_ns)
+    if now_ns > host.load.at_ns:
+        take_in(host.load, _busy_cores(host), now_ns)
 
 
 def observe_gpus(host: Host, now_ns: int) -> None:

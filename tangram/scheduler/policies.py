@@ -90,8 +90,8 @@ SETTINGS: Final = {
 def setting(state: State, name: str) -> int:
     """Its value, or its default where the record has none within the bounds."""
     default, low, high = SETTINGS[name]
-    value = state.settings.get(name, default)
-    return value if low <= value <= high else default
+    value = state.settings.get(name)
+    return default if value is None or not low <= value <= high else value
 
 
 def prior_of(state: State) -> Hint:

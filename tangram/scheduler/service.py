@@ -54,6 +54,10 @@ SAY_S = 5.0
 RESTORE_TRIES = 5
 UNREPORTED_MAX = 64
 """The first of many bad messages tell enough, and each may have a mebibyte."""
+COLLECT_S = 60.0
+"""Between two full collections of the garbage collector, at most."""
+COLLECT_ACTIONS_MAX = 1_000
+"""With no more open a full collection takes some milliseconds; with 100,000 it takes more than a pass may."""
 CONSUMER_RETRY_S = 0.25
 SEEDS_PER_MESSAGE = 150
 """A model with all the sizes that it may have takes up to 3 KB, and an envelope has 512."""
@@ -104,6 +108,7 @@ class SchedulerService:
         self._last_read_s = time.monotonic()
         self._last_tick_s = 0.0
         self._trouble_told_s = 0.0
+        self._collected_s = 0.0
         self._unreported: list[tuple[StoredMessage, Folded]] = []
         """What was skipped while nobody led, as far as is known."""
         self._asks: dict[str, tuple[float, Delivery, m.Ask]] = {}
@@ -198,9 +203,9 @@ class SchedulerService:
         for incarnation in self.state.incarnations.values():
             if incarnation.live:
                 self._spawn(self._make_consumer(incarnation.id, incarnation.executor, incarnation.joined_seq))
-        # What has been read so far lives long: keep the collector from walking it again and again.
         gc.collect()
         gc.freeze()
+        self._collected_s = time.monotonic()
         # The fold makes many short-lived objects and few cycles. (Not in executors: there cycles hold outputs.)
         gc.set_threshold(20_000, 20, 100)
         if seeds := self._seeds():
@@ -355,7 +360,17 @@ class SchedulerService:
         if not self.state.wants_ticks or self._until_tick_s() > 0:
             return []
         self._last_tick_s = time.monotonic()
+        self._spare()
         return [(subjects.CLOCK, m.encode(m.Ticked(epoch=self.state.epoch)))]
+
+    def _spare(self) -> None:
+        """What has lived for a second waits for something, so the collector need not walk it again and again. What was kept so
+        and is garbage after all is found when little waits."""
+        if len(self.state.actions) <= COLLECT_ACTIONS_MAX and self._last_tick_s - self._collected_s > COLLECT_S:
+            gc.unfreeze()
+            gc.collect()
+            self._collected_s = self._last_tick_s
+        gc.freeze()
 
     def _until_tick_s(self) -> float:
         """Seconds until the next tick: one a second, earlier for a due timer, at most 20 a second."""

@@ -10,11 +10,13 @@ what it uses are least together. Only + - * / and sqrt, in a fixed order.
 """
 
 import heapq
+from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tangram.scheduler.allocate import by_marginal_gain, exactly
+from tangram.scheduler.allocate import Plan, by_marginal_gain, each, exactly
 from tangram.scheduler.elasticity import Curve
 
 BEHIND_MAX: Final = 64
@@ -33,13 +35,104 @@ UTILISATION_MAX: Final = 0.98
 """Beyond it the price of a unit would grow without bound; measured to make no difference between 0.95 and this."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Candidate:
     """sizes: legal units, rising. Candidates with equal `curve` and `sizes` should share the
     object: rules compute once for each."""
 
     curve: Curve
     sizes: Sequence[int]
+
+    def step(self, size: int) -> tuple[float, int] | None:
+        """What each unit of the next step up from `size` gains, and the size after it; None if none gains. The law is convex,
+        so that is the next size; a table may have steps that gain nothing before one that does."""
+        after = bisect_right(self.sizes, size)
+        now_us = self.curve.at(size)
+        best: tuple[float, int] | None = None
+        for following in self._faster(after) if self.curve.table else self.sizes[after : after + 1]:
+            gain = (now_us - self.curve.at(following)) / (following - size)
+            if gain > 0 and (best is None or gain > best[0]):
+                best = gain, following
+        return best
+
+    def best(self, price: float, most: int) -> int:
+        """The legal size of at most `most` units at which duration * (1 + price * units) is least; at least the smallest."""
+        sizes = self.sizes
+        serial, parallel, overhead, table = self.curve
+        if table:
+            allowed = [size for size in self._faster(0) if size <= most]
+            return min(allowed, key=lambda size: (self.curve.at(size) * (1 + price * size), size), default=sizes[0])
+        low, high = 0, len(sizes) - 1
+        while low < high:  # the cost is convex in the size, so it falls and then rises
+            middle = (low + high) // 2
+            size, more = sizes[middle], sizes[middle + 1]
+            if more <= most and (serial + parallel / more + overhead * more) * (1 + price * more) < (
+                serial + parallel / size + overhead * size
+            ) * (1 + price * size):
+                low = middle + 1
+            else:
+                high = middle
+        return sizes[low]
+
+    def _faster(self, after: int) -> list[int]:
+        """Of the sizes from the index `after` on, the smallest for each entry of the table."""
+        places = {max(after, bisect_left(self.sizes, amount)) for amount, _ in self.curve.table}
+        return [self.sizes[at] for at in sorted(places) if at < len(self.sizes)]
+
+
+def _has_gaps(sizes: Sequence[int]) -> bool:
+    return sizes[-1] - sizes[0] >= len(sizes)
+
+
+class Group:
+    """Candidates in order, by kind: what is alike is computed once and counted. kinds: each once; of: the kind of each;
+    members: the indices of each kind, rising."""
+
+    def __init__(self, candidates: list[Candidate]) -> None:
+        members: dict[Candidate, list[int]] = {}
+        for index, candidate in enumerate(candidates):
+            members.setdefault(candidate, []).append(index)
+        self.kinds = list(members)
+        self.members = list(members.values())
+        self.least = [kind.sizes[0] for kind in self.kinds]
+        self.is_uneven = any(kind.curve.table or _has_gaps(kind.sizes) for kind in self.kinds)
+        self.of = [0] * len(candidates)
+        for kind, who in enumerate(self.members):
+            for index in who:
+                self.of[index] = kind
+
+    def __len__(self) -> int:
+        return len(self.of)
+
+    def total(self, sizes: list[int], count: int) -> int:
+        """Units of the first `count`, on `sizes` by kind."""
+        return sum([size * bisect_left(who, count) for size, who in zip(sizes, self.members, strict=True)])
+
+    def plan(self, sizes: list[int], count: int) -> Plan:
+        """The first `count` on `sizes` by kind."""
+        return [{size: bisect_left(who, count)} for size, who in zip(sizes, self.members, strict=True)]
+
+    def each(self, plan: Plan) -> list[int]:
+        """Units of all candidates: 0 for those that are not in it."""
+        sizes = each(plan, self.members)
+        return sizes + [0] * (len(self) - len(sizes))
+
+    def best(self, price: float, most: int) -> list[int]:
+        """By kind."""
+        return [kind.best(price, most) for kind in self.kinds]
+
+    def from_minimum(self, view: "View", count: int) -> Plan:
+        """The first `count`, each from its minimum up by marginal gain."""
+        if view.wide_waits:
+            return self.plan(self.least, count)
+        members = [who[: bisect_left(who, count)] for who in self.members]
+        spare = view.free - self.total(self.least, count)
+        if self.is_uneven:
+            sizes = [self.kinds[kind].sizes for kind in self.of[:count]]
+            if spare * sum(map(len, sizes)) <= EXACT_MAX:
+                chosen = exactly(sizes, lambda index, units: self.kinds[self.of[index]].curve.at(units), spare)
+                return [Counter([chosen[index] for index in who]) for who in members]
+        return by_marginal_gain(self.least, [kind.step for kind in self.kinds], members, spare)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,60 +177,50 @@ def fixed(view: View, candidates: list[Candidate]) -> list[int]:
 
 def marginal(view: View, candidates: list[Candidate]) -> list[int]:
     """Every candidate starts; spare units go where the duration falls most."""
-    return _from_minimum(view, candidates)
-
-
-def _from_minimum(view: View, candidates: list[Candidate]) -> list[int]:
-    if view.wide_waits:
-        return [candidate.sizes[0] for candidate in candidates]
-    spare = view.free - sum(candidate.sizes[0] for candidate in candidates)
-    sizes = [candidate.sizes for candidate in candidates]
-    few = spare * sum(map(len, sizes)) <= EXACT_MAX
-    if few and any(each.curve.table or _has_gaps(each.sizes) for each in candidates):
-        return exactly(sizes, lambda i, m: candidates[i].curve.at(m), spare)
-    return by_marginal_gain(sizes, lambda i, m: candidates[i].curve.at(m), lambda _: spare)
-
-
-def _has_gaps(sizes: Sequence[int]) -> bool:
-    return sizes[-1] - sizes[0] >= len(sizes)
+    group = Group(candidates)
+    return group.each(group.from_minimum(view, len(group)))
 
 
 def paper(view: View, candidates: list[Candidate]) -> list[int]:
     """Evicts the last candidate while the sum of completion times, with an estimate for all that is left, falls."""
-    if view.wide_waits:
-        return _from_minimum(view, candidates)
-    best: list[int] | None = None
-    least = 0.0
-    for count in range(len(candidates), 0, -1):
-        units = _from_minimum(view, candidates[:count])
-        objective = _objective(view, candidates, units, [candidate.sizes[0] for candidate in candidates[count:]], 0.0)
-        if best is not None and objective >= least:
-            break
-        best, least = units, objective
-        if count < len(candidates) - BEHIND_MAX:
-            break
-    assert best is not None
-    return best + [0] * (len(candidates) - len(best))
+    group = Group(candidates)
+    best = group.from_minimum(view, len(group))
+    if not view.wide_waits:
+        least = _objective(view, group, best, len(group), group.least, 0.0)
+        for count in range(len(group) - 1, max(0, len(group) - BEHIND_MAX - 2), -1):
+            plan = group.from_minimum(view, count)
+            objective = _objective(view, group, plan, count, group.least, 0.0)
+            if objective >= least:
+                break
+            best, least = plan, objective
+    return group.each(best)
 
 
-def _objective(view: View, candidates: list[Candidate], units: list[int], rest: list[int], price: float) -> float:
-    """Sum of completion times in microseconds: of what starts now on `units`, and of the other candidates when they start in
-    order on `rest` units each, as units come back (a heap of finish times). price: added for each core-microsecond used."""
+def _objective(view: View, group: Group, plan: Plan, count: int, rest: list[int], price: float) -> float:
+    """Sum of completion times in microseconds: of the first `count`, which start now as planned, and of the other candidates
+    when they start in order on the sizes of `rest` (by kind), as units come back (a heap of finish times). price: added for each
+    core-microsecond used."""
     total = 0.0
     heap = list(view.releases)
     free = view.free
-    for candidate, size in zip(candidates, units, strict=False):
-        took = candidate.curve.at(size)
-        total += took * (1 + price * size)
-        free -= size
-        heap.append((took, size))
+    for kind, numbers in zip(group.kinds, plan, strict=True):
+        for size, number in numbers.items():
+            if number:
+                took = kind.curve.at(size)
+                total += number * took * (1 + price * size)
+                free -= number * size
+                heap.append((took, number * size))
+    following = group.of[count : count + BEHIND_MAX]
+    if not following:
+        return total
+    durations = [kind.curve.at(size) for kind, size in zip(group.kinds, rest, strict=True)]
     heapq.heapify(heap)
     now = 0.0
-    for candidate, size in zip(candidates[len(units) : len(units) + BEHIND_MAX], rest, strict=False):
+    for at in following:
+        size, took = rest[at], durations[at]
         while free < size and heap:
             now, back = heapq.heappop(heap)
             free += back
-        took = candidate.curve.at(size)
         total += now + took * (1 + price * size)
         free -= size
         heapq.heappush(heap, (now + took, size))
@@ -183,93 +266,66 @@ class Prices:
         return max(PRICE_MIN, self._ahead + (self.waiting - started) * self._each)
 
 
-def best_size(candidate: Candidate, price: float, most: int) -> int:
-    """The legal size of at most `most` units at which duration * (1 + price * units) is least; at least the smallest."""
-    curve, sizes = candidate.curve, candidate.sizes
-    if curve.table:
-        allowed = [size for size in sizes if size <= most] or [sizes[0]]
-        return min(allowed, key=lambda size: (curve.at(size) * (1 + price * size), size))
-    low, high = 0, len(sizes) - 1
-    while low < high:  # the cost is convex in the size, so it falls and then rises
-        middle = (low + high) // 2
-        size, following = sizes[middle], sizes[middle + 1]
-        if following <= most and curve.at(following) * (1 + price * following) < curve.at(size) * (1 + price * size):
-            low = middle + 1
-        else:
-            high = middle
-    return sizes[low]
-
-
 def priced(view: View, candidates: list[Candidate]) -> list[int]:
     """Each takes its size at the price; if they do not all fit at that, the last ones wait, as long as that is better."""
+    group = Group(candidates)
+    every = len(group)
     if view.wide_waits:
-        return _from_minimum(view, candidates)
-    prices = Prices(view, len(candidates))
+        return group.each(group.from_minimum(view, every))
+    prices = Prices(view, every)
     for _ in range(2):  # what the candidates take makes the future dearer, which makes them take less
-        units = _sizes(candidates, prices.at(len(candidates)), view.cores)
-        if sum(units) > view.free:
+        sizes = group.best(prices.at(every), view.cores)
+        left = view.free - group.total(sizes, every)
+        if left < 0:
             break
-        prices.expect_free(view.free - sum(units))
-    units = _sizes(candidates, prices.at(len(candidates)), view.cores)
-    if sum(units) <= view.free:
-        return units
-    low, high = 0, len(candidates) - 1
+        prices.expect_free(left)
+    sizes = group.best(prices.at(every), view.cores)
+    if group.total(sizes, every) <= view.free:
+        return [sizes[kind] for kind in group.of]
+    low, high = 0, every - 1
     while low < high:  # the largest prefix that fits at the price with it started
         middle = (low + high + 1) // 2
-        if sum(_sizes(candidates[:middle], prices.at(middle), view.cores)) <= view.free:
+        if group.total(group.best(prices.at(middle), view.cores), middle) <= view.free:
             low = middle
         else:
             high = middle - 1
-    choices = sorted({low, (low + len(candidates)) // 2, len(candidates)} - {0})
-    best: list[int] = []
-    least: float | None = None
-    for count in choices:
-        plan = _filled(view, candidates[:count], prices, count)
-        rest = [best_size(each, prices.at(count), view.cores) for each in candidates[count : count + BEHIND_MAX]]
-        cost = _objective(view, candidates, plan, rest, prices.future(0))
-        if least is None or cost < least:
-            best, least = plan, cost
-    if low == 0 and len(best) == 1:  # not even the first one fits at its price
-        best = []
-    if len(best) < len(candidates):
-        best = _or_wait(view, candidates, best, prices)
-    return best + [0] * (len(candidates) - len(best))
+    started, best, least = 0, group.plan(group.least, 0), 0.0
+    for count in sorted({low, (low + every) // 2, every} - {0}):
+        sizes = group.best(prices.at(count), view.cores)
+        fits = group.total(sizes, count) <= view.free
+        plan = group.plan(sizes, count) if fits else group.from_minimum(view, count)
+        cost = _objective(view, group, plan, count, sizes, prices.future(0))
+        if not started or cost < least:
+            started, best, least = count, plan, cost
+    if low == 0 and started == 1:  # not even the first one fits at its price
+        started, best = 0, group.plan(group.least, 0)
+    units = group.each(best)
+    if started < every:
+        units[started] = _first_waiting(view, group, best, started, prices)
+    return units
 
 
-def _sizes(candidates: list[Candidate], price: float, most: int) -> list[int]:
-    known: dict[int, int] = {}
-    found = []
-    for candidate in candidates:
-        size = known.get(id(candidate))
-        if size is None:
-            size = known[id(candidate)] = best_size(candidate, price, most)
-        found.append(size)
-    return found
-
-
-def _filled(view: View, candidates: list[Candidate], prices: Prices, count: int) -> list[int]:
-    """Sizes at the price if they fit, else from the minimum up by marginal gain."""
-    units = _sizes(candidates, prices.at(count), view.cores)
-    return units if sum(units) <= view.free else _from_minimum(view, candidates)
-
-
-def _or_wait(view: View, candidates: list[Candidate], started: list[int], prices: Prices) -> list[int]:
-    """The next candidate in order starts on what is left, or waits by choice for the next units that come back; it never waits
-    longer than it would run on what there is."""
-    free = view.free - sum(started)
-    head = candidates[len(started)]
+def _first_waiting(view: View, group: Group, plan: Plan, started: int, prices: Prices) -> int:
+    """The next candidate in order starts on what is left, or waits by choice (0 units) for the next that come back; it never
+    waits longer than it would run on what there is."""
+    free = view.free - sum([size * number for numbers in plan for size, number in numbers.items()])
+    head = group.kinds[group.of[started]]
     if free < head.sizes[0]:
-        return started
-    price = prices.at(len(started) + 1)
-    now_size = best_size(head, price, free)
+        return 0
+    price = prices.at(started + 1)
+    now_size = head.best(price, free)
     now_us = head.curve.at(now_size)
     least = now_us * (1 + price * now_size)
     if started or view.waited_us < now_us:
         available = free
-        for at_us, back in sorted([*view.releases, *((candidates[i].curve.at(m), m) for i, m in enumerate(started))])[:WAITS_MAX]:
+        ends = view.releases[:WAITS_MAX]
+        for kind, numbers in zip(group.kinds, plan, strict=True):
+            for size, number in numbers.items():
+                ends += [(kind.curve.at(size), size)] * min(number, WAITS_MAX)
+        for at_us, back in sorted(ends)[:WAITS_MAX]:
             available += back
-            size = best_size(head, price, available)
+            size = head.best(price, available)
             took_us = head.curve.at(size)
             if WAIT_GAIN * (at_us + took_us * (1 + price * size) + price * free * at_us) < least:
-                return started
-    return [*started, now_size]
+                return 0
+    return now_size

@@ -332,8 +332,8 @@ class State:
 
     finished: int = 0
     skipped: int = 0
-    story: list[str] = field(default_factory=list)
-    """What the last step did, in short lines; part of the digest."""
+    story: list[str | tuple[object, ...]] = field(default_factory=list)
+    """What the last step did, in short lines (those of every action as a tuple of their words); part of the digest."""
 
     @property
     def wants_ticks(self) -> bool:

@@ -1,6 +1,7 @@
 """Step 2 of a pass: on each host, how many units each candidate gets, and which of the last ones are left for later after all;
 and step 3, exact core ids, in one NUMA node where possible."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from tangram.scheduler.candidates import Candidates, Decision, Room
@@ -9,7 +10,7 @@ from tangram.scheduler.elasticity import Curve, size_to_try
 from tangram.scheduler.load import utilisation
 from tangram.scheduler.parts import mean_cores
 from tangram.scheduler.policies import Policy, charge, curve_of, legal_units, model_key, prior_of, setting
-from tangram.scheduler.sizing import Candidate, Rule, View
+from tangram.scheduler.sizing import Candidate, View
 from tangram.scheduler.state import Action, HostKey, State
 
 IDLE: Final = 0.5
@@ -25,40 +26,90 @@ class Units:
         self.found = found
         self.evicted: list[Action] = []
         self._kinds: dict[tuple[object, ...], Candidate] = {}
+        self._alike: dict[tuple[Curve, Sequence[int]], Candidate] = {}
+        self._predicted: dict[tuple[Candidate, int], int] = {}
         self._waiting: dict[tuple[HostKey | None, str], int] | None = None
         self._prior = prior_of(state)
 
-    def share(self, chosen: Policy, rule: Rule) -> None:
-        """On each host: how many units each candidate gets, and which of the last ones are left for later after all."""
-        groups: dict[tuple[HostKey, int, str], list[int]] = {}
-        for index, decision in enumerate(self.found.decisions):
-            if decision.amounts.get("cpu", 0) >= MILLI and not decision.gpus:
+    def settle(self, chosen: Policy) -> None:
+        """Exact cores for all that claimed whole ones, by the policy's rule, and for each how long it is taken to run (at most
+        its time-out, whatever its user says), so that later passes know when its units come back."""
+        groups: dict[tuple[HostKey, int, bool, str], list[Decision]] = {}
+        for decision in self.found.decisions:
+            if decision.claimed:
                 task = decision.action.id.task if chosen.by_task else ""
-                groups.setdefault((decision.holder.host, decision.holder.cores_mask, task), []).append(index)
-        evicted: set[int] = set()  # only asked for membership
-        for (key, mask, task), group in groups.items():
-            members = [self.found.decisions[index] for index in group]
-            candidates = [self._candidate(each.action) for each in members]
-            if not any(len(each.sizes) > 1 for each in candidates):
-                continue
-            room = self.found.rooms[key]
+                where = (decision.holder.host, decision.holder.cores_mask, bool(decision.gpus), task)
+                groups.setdefault(where, []).append(decision)
+            elif not decision.gpus:
+                decision.predicted_us = self._predicted_us(decision, self._kind(decision.action))
+        evicted = False
+        for (host, mask, on_gpus, task), members in groups.items():
+            room = self.found.rooms[host]
+            if on_gpus:  # their units and times are those of the GPUs
+                self._place(room, mask, members, [each.claimed.bit_count() for each in members])
+            else:
+                evicted |= self._share(room, mask, members, chosen, task)
+        if evicted:
+            self.evicted = [each.action for each in self.found.decisions if each.claimed and not each.units]
+            self.found.decisions = [each for each in self.found.decisions if each.units or not each.claimed]
+
+    def _share(self, room: Room, mask: int, members: list[Decision], chosen: Policy, task: str) -> bool:
+        """How many units each of those that share one set of cores gets. Returns whether any is left for later after all."""
+        kinds = [self._kind(each.action) for each in members]
+        if chosen.rule is None or all(len(each.sizes) == 1 for each in dict.fromkeys(kinds)):
+            units = [each.claimed.bit_count() for each in members]
+        else:
             wide = self._wide_waits(room, members[0].action, mask)
-            for each in members:  # all anew, so that each has its cores together
-                room.pool.give(each.cores, each.amounts["cpu"])
             if self.found.shares is not None:
                 self.found.shares.start(room.host, task, {"cpu": -sum(each.amounts["cpu"] for each in members)})
             view = self._view(room, members, mask, wide, task)
-            units = rule(view, candidates)
-            if chosen.learns and len(members) == 1 and not (view.behind or wide) and view.utilisation < IDLE:
-                units = [self._try_out(members[0].action, candidates[0], view.free) or units[0]]
-            for index, decision, amount in zip(group, members, units, strict=True):
-                if amount:
-                    self._place(room, decision, amount)
-                else:
-                    evicted.add(index)
-        if evicted:
-            self.evicted = [self.found.decisions[index].action for index in sorted(evicted)]
-            self.found.decisions = [decision for index, decision in enumerate(self.found.decisions) if index not in evicted]
+            units = chosen.rule(view, kinds)
+            if chosen.learns and len(members) == 1 and not (view.behind or view.wide_waits) and view.utilisation < IDLE:
+                units = [self._try_out(members[0].action, kinds[0], view.free) or units[0]]
+            if self.found.shares is not None:
+                self.found.shares.start(room.host, task, {"cpu": sum(units) * MILLI})
+        self._place(room, mask, members, units)
+        for decision, kind, amount in zip(members, kinds, units, strict=True):
+            decision.units = amount
+            decision.amounts["cpu"] = amount * MILLI
+            decision.predicted_us = self._predicted_us(decision, kind)
+        return 0 in units
+
+    @staticmethod
+    def _place(room: Room, mask: int, members: list[Decision], units: list[int]) -> None:
+        """All anew, so that each has its cores together."""
+        claimed = 0
+        for each in members:
+            claimed |= each.claimed
+        for decision, cores in zip(members, room.pool.choose_each(units, claimed, mask), strict=True):
+            decision.cores = cores
+
+    def _kind(self, action: Action) -> Candidate:
+        """The same for all that are alike."""
+        spec = action.spec
+        demand = charge(self.state, action).get("cpu")
+        key = (action.id.task, spec.kind, spec.service, demand, spec.hint)
+        found = self._kinds.get(key)
+        if found is None:
+            curve, sizes = self.curve(action), legal_units(demand) if demand is not None else ()
+            found = self._kinds[key] = self._alike.setdefault((curve, sizes), Candidate(curve, sizes))
+        return found
+
+    def _predicted_us(self, decision: Decision, kind: Candidate) -> int:
+        found = self._predicted.get((kind, decision.units))
+        if found is None:
+            found = self._predicted[(kind, decision.units)] = int(kind.curve.at(max(decision.units, 1)))
+        return min(found, decision.action.spec.timeout_ms * 1_000)
+
+    def curve(self, action: Action) -> Curve:
+        return curve_of(self.state, action, self._prior)
+
+    def _try_out(self, action: Action, candidate: Candidate, free: int) -> int | None:
+        """A size of which too little is known, when nobody else needs the units."""
+        model = self.state.models.get(model_key(action))
+        if model is None or candidate.curve.table or not setting(self.state, "learn"):
+            return None
+        return size_to_try(model, candidate.sizes, free)
 
     def _wide_waits(self, room: Room, action: Action, mask: int) -> bool:
         """Whether an action waits here for more cores than are left: extras would only make it wait longer. Under a policy that
@@ -71,25 +122,6 @@ class Units:
             and (left > 0 or label in room.reserved)
             for label in self.found.labels("cpu", task)
         )
-
-    def _candidate(self, action: Action) -> Candidate:
-        demand, hint = action.spec.cost["cpu"], action.spec.hint
-        key = (action.id.task, action.spec.kind, demand, hint)
-        found = self._kinds.get(key)
-        if found is None:
-            sizes = legal_units(charge(self.state, action)["cpu"])
-            found = self._kinds[key] = Candidate(self.curve(action), sizes)
-        return found
-
-    def curve(self, action: Action) -> Curve:
-        return curve_of(self.state, action, self._prior)
-
-    def _try_out(self, action: Action, candidate: Candidate, free: int) -> int | None:
-        """A size of which too little is known, when nobody else needs the units."""
-        model = self.state.models.get(model_key(action))
-        if model is None or candidate.curve.table or not setting(self.state, "learn"):
-            return None
-        return size_to_try(model, candidate.sizes, free)
 
     def _view(self, room: Room, members: list[Decision], mask: int, wide: bool, task: str) -> View:
         """The host as the rule sees it; of a task's part of it, if there is a task."""
@@ -108,7 +140,8 @@ class Units:
                 others += is_own and grant.session is None
                 if grant.amounts.get("cpu", 0) >= MILLI:
                     (releases if is_own else elsewhere).append((grant.left_us(state.now_ns), len(grant.cores)))
-        cores, free = (room.pool.all & mask & ~reserved).bit_count(), room.pool.free(mask).bit_count()
+        cores = (room.pool.all & mask & ~reserved).bit_count()
+        free = room.pool.free(mask).bit_count() + sum(each.claimed.bit_count() for each in members)
         sessions, busy = host.sessions, 0.0
         if self.found.shares is None:
             busy = utilisation(host, state.now_ns)
@@ -150,24 +183,3 @@ class Units:
                         at = key.host, whose
                         self._waiting[at] = self._waiting.get(at, 0) + len(queue)
         return self._waiting.get((host, task), 0)
-
-    def _place(self, room: Room, decision: Decision, units: int) -> None:
-        """Exact cores. Executors whose cores overlap in part may have taken some: then it has its minimum, which is free."""
-        mask = decision.holder.cores_mask
-        if room.pool.free(mask).bit_count() < units:
-            units = decision.units
-        decision.cores = room.pool.choose(units * MILLI, mask)
-        room.pool.take(decision.cores, units * MILLI)
-        decision.units = units
-        decision.amounts["cpu"] = units * MILLI
-        if self.found.shares is not None:
-            self.found.shares.start(room.host, decision.action.id.task, {"cpu": units * MILLI})
-
-    def predict(self) -> None:
-        """Each decision says how long it is taken to run, so that later ones know when its units come back; at most its
-        time-out, whatever its user says."""
-        for decision in self.found.decisions:
-            if decision.gpus:
-                continue  # it counts the restore as well
-            taken_us = self.curve(decision.action).at(max(decision.units, 1))
-            decision.predicted_us = int(min(taken_us, decision.action.spec.timeout_ms * 1_000))

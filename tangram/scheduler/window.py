@@ -35,9 +35,7 @@ def plan(state: State, policy: str | None = None) -> Window:
     units = Units(state, found)
     services = Services(state, found, chosen, units.curve)
     found.gather(services.try_)
-    if chosen.rule is not None:
-        units.share(chosen, chosen.rule)
-    units.predict()
+    units.settle(chosen)
     return Window(
         number=state.window + 1,
         through_seq=state.seq,

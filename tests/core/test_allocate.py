@@ -8,8 +8,99 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tangram.rules import GPU_CHUNKS
-from tangram.scheduler.allocate import by_marginal_gain, exactly, exactly_in_chunks
+from tangram.scheduler.allocate import by_marginal_gain, each, exactly, exactly_in_chunks
+from tangram.scheduler.elasticity import Curve
 from tangram.scheduler.gpus import chunks, free_in_chunks
+from tangram.scheduler.sizing import Candidate
+
+Table = dict[int, int]
+"""A duration on each legal size."""
+
+
+def shared(tables: list[Table], of: list[int], spare: int) -> list[int]:
+    kinds = [Candidate(Curve(0, 0, 0, tuple(sorted(table.items()))), sorted(table)) for table in tables]
+    members = [[index for index, its in enumerate(of) if its == kind] for kind in range(len(kinds))]
+    return each(by_marginal_gain([kind.sizes[0] for kind in kinds], [kind.step for kind in kinds], members, spare), members)
+
+
+@st.composite
+def convex(draw: st.DrawFn) -> Table:
+    """Durations on sizes one unit apart: falling by less and less."""
+    falls = sorted(draw(st.lists(st.integers(0, 60), max_size=4)), reverse=True)
+    low = draw(st.integers(1, 3))
+    table = {low: 1 + sum(falls) + draw(st.integers(0, 20))}
+    for more, fall in enumerate(falls, low + 1):
+        table[more] = table[more - 1] - fall
+    return table
+
+
+@st.composite
+def of_kinds(draw: st.DrawFn, kinds: st.SearchStrategy[Table], most: int) -> tuple[list[Table], list[int]]:
+    tables = draw(st.lists(kinds, min_size=1, max_size=3))
+    return tables, draw(st.lists(st.integers(0, len(tables) - 1), max_size=most))
+
+
+@given(of_kinds(convex(), 4), st.integers(0, 10))
+def test_it_is_as_good_as_trying_everything_when_curves_are_convex(case: tuple[list[Table], list[int]], spare: int) -> None:
+    tables, of = case
+    chosen = shared(tables, of, spare)
+    more = [size - min(tables[kind]) for kind, size in zip(of, chosen, strict=True)]
+    assert sum(more) <= spare
+    best = min(
+        sum(tables[kind][size] for kind, size in zip(of, sizes, strict=True))
+        for sizes in product(*(tables[kind] for kind in of))
+        if sum(size - min(tables[kind]) for kind, size in zip(of, sizes, strict=True)) <= spare
+    )
+    assert sum(tables[kind][size] for kind, size in zip(of, chosen, strict=True)) == best
+
+
+@st.composite
+def anything(draw: st.DrawFn) -> Table:
+    sizes = draw(st.lists(st.integers(1, 12), min_size=1, max_size=5, unique=True))
+    return {size: draw(st.integers(1, 100)) for size in sorted(sizes)}
+
+
+@given(of_kinds(anything(), 8), st.integers(0, 20))
+def test_it_keeps_to_legal_amounts_and_to_what_is_spare_and_never_makes_anything_slower(
+    case: tuple[list[Table], list[int]], spare: int
+) -> None:
+    tables, of = case
+    chosen = shared(tables, of, spare)
+    assert len(chosen) == len(of)
+    assert all(size in tables[kind] for kind, size in zip(of, chosen, strict=True))
+    assert sum(size - min(tables[kind]) for kind, size in zip(of, chosen, strict=True)) <= spare
+    for kind, size in zip(of, chosen, strict=True):
+        assert tables[kind][size] <= tables[kind][min(tables[kind])]
+
+
+@given(of_kinds(anything(), 8), st.integers(0, 20))
+def test_of_equal_actions_the_earlier_has_at_least_what_the_later_has(case: tuple[list[Table], list[int]], spare: int) -> None:
+    tables, of = case
+    chosen = shared(tables, of, spare)
+    for kind in range(len(tables)):
+        alike = [size for its, size in zip(of, chosen, strict=True) if its == kind]
+        assert alike == sorted(alike, reverse=True)
+
+
+def test_the_earlier_action_gets_the_last_unit() -> None:
+    assert shared([{1: 100, 2: 50}], [0, 0, 0], 2) == [2, 2, 1]
+    assert shared([{1: 100, 2: 50}, {1: 90, 2: 40, 3: 35}], [0, 1, 0, 1], 3) == [2, 2, 2, 1]
+
+
+def test_a_step_that_does_not_fit_leaves_the_room_to_a_smaller_one() -> None:
+    assert shared([{1: 100, 8: 1}, {1: 10, 2: 9}], [0, 1], 3) == [1, 2]
+    assert shared([{1: 9, 3: 5}, {1: 9, 2: 7}], [0, 0, 1, 1], 3) == [3, 1, 2, 1]
+
+
+def test_nothing_is_given_to_what_would_not_gain() -> None:
+    assert shared([{1: 5, 2: 5, 3: 5}], [0], 9) == [1]
+
+
+def test_a_table_that_falls_late_is_climbed_all_the_same() -> None:
+    assert shared([{1: 100, 2: 100, 4: 10}], [0, 0], 4) == [4, 1]
+
+
+# --- exactly -------------------------------------------------------------------------------------------------------
 
 
 @st.composite
@@ -30,54 +121,12 @@ def unit_sizes(tables: list[list[int]], low: int) -> list[list[int]]:
     return [list(range(low, low + len(table))) for table in tables]
 
 
-@given(convex_tables(), st.integers(1, 3), st.integers(0, 10))
-def test_it_is_as_good_as_trying_everything_when_curves_are_convex(tables: list[list[int]], low: int, spare: int) -> None:
-    sizes = unit_sizes(tables, low)
-    chosen = by_marginal_gain(sizes, lambda i, units: tables[i][units - low], lambda _: spare)
-    assert sum(units - low for units in chosen) <= spare
-    total = sum(table[units - low] for table, units in zip(tables, chosen, strict=True))
-    best = min(
-        sum(table[more] for table, more in zip(tables, mores, strict=True))
-        for mores in product(*(range(len(table)) for table in tables))
-        if sum(mores) <= spare
-    )
-    assert total == best
-
-
 @st.composite
 def any_sizes(draw: st.DrawFn) -> list[dict[int, int]]:
     """For each action its legal amounts, with any duration on each."""
     durations = st.integers(0, 100)
     amounts = st.lists(st.integers(1, 12), min_size=1, max_size=5, unique=True)
     return [{units: draw(durations) for units in sorted(draw(amounts))} for _ in range(draw(st.integers(0, 5)))]
-
-
-@given(any_sizes(), st.lists(st.integers(0, 20), min_size=5, max_size=5))
-def test_it_keeps_to_legal_amounts_and_to_what_is_spare_and_never_makes_anything_slower(
-    durations: list[dict[int, int]], spare: list[int]
-) -> None:
-    sizes = [list(table) for table in durations]
-    chosen = by_marginal_gain(sizes, lambda i, units: durations[i][units], lambda i: spare[i])
-    assert all(units in legal for units, legal in zip(chosen, sizes, strict=True))
-    more = [units - legal[0] for units, legal in zip(chosen, sizes, strict=True)]
-    assert all(taken <= spare[i] for i, taken in enumerate(more))
-    assert sum(more) <= max(spare)
-    for table, legal, units in zip(durations, sizes, chosen, strict=True):
-        assert table[units] <= table[legal[0]]
-
-
-def test_the_earlier_action_gets_the_last_unit() -> None:
-    table = {1: 100, 2: 50}
-    assert by_marginal_gain([[1, 2], [1, 2], [1, 2]], lambda _, units: table[units], lambda _: 2) == [2, 2, 1]
-
-
-def test_a_step_that_does_not_fit_leaves_the_room_to_a_smaller_one() -> None:
-    durations = [{1: 100, 8: 1}, {1: 10, 2: 9}]
-    assert by_marginal_gain([[1, 8], [1, 2]], lambda i, units: durations[i][units], lambda _: 3) == [1, 2]
-
-
-def test_nothing_is_given_to_what_would_not_gain() -> None:
-    assert by_marginal_gain([[1, 2, 3]], lambda _, __: 5, lambda _: 9) == [1]
 
 
 def all_choices(sizes: Sequence[Sequence[int]]) -> Iterator[tuple[int, ...]]:
@@ -101,8 +150,8 @@ def test_exactly_is_the_best_of_all_choices_whatever_the_durations(durations: li
 @given(convex_tables(), st.integers(0, 20))
 def test_on_convex_durations_marginal_gain_is_exact(tables: list[list[int]], spare: int) -> None:
     sizes = unit_sizes(tables, 1)
-    durations = [dict(enumerate(table, start=1)) for table in tables]
-    by_gain = by_marginal_gain(sizes, lambda i, units: durations[i][units], lambda _: spare)
+    durations = [{size: 1 + took for size, took in enumerate(table, start=1)} for table in tables]
+    by_gain = shared(durations, list(range(len(durations))), spare)
     assert lasts(durations, by_gain) == lasts(durations, exactly(sizes, lambda i, units: durations[i][units], spare))
 
 

@@ -117,6 +117,43 @@ TestPool: Any = Pool.TestCase
 TestPool.settings = settings(max_examples=100, stateful_step_count=30, deadline=None, derandomize=True)
 
 
+@given(
+    NODES,
+    WITHIN,
+    st.lists(st.tuples(st.integers(0, 5), st.integers(10, 999)), max_size=2),
+    st.lists(st.integers(1, 4), max_size=6),
+    st.integers(0, 3),
+)
+def test_choosing_for_many_is_choosing_for_one_after_the_other(
+    nodes: list[list[int]], within: int, shared: list[tuple[int, int]], counts: list[int], more: int
+) -> None:
+    masks = tuple(mask_of(node) for node in nodes)
+    pool = CorePool(masks)
+    for core, millicores in dict(shared).items():
+        pool.take((core,), millicores)
+    one_by_one = pool.copy()
+    claimed, fitting = 0, []
+    for count in counts:
+        if pool.fits(count * MILLI, within):
+            claimed |= pool.claim(count, within)
+            fitting.append(count)
+        else:
+            with pytest.raises(ValueError, match="short"):
+                pool.claim(count, within)
+    assert claimed.bit_count() == sum(fitting)
+    assert pool.free() & claimed == 0
+    spare = one_by_one.free(within).bit_count() - sum(fitting)
+    fitting = [count + (more if index == 0 and more <= spare else 0) for index, count in enumerate(fitting)]
+    expected = []
+    for count in fitting:
+        expected.append(one_by_one.choose(count * MILLI, within))
+        one_by_one.take(expected[-1], count * MILLI)
+    assert pool.choose_each(fitting, claimed, within) == expected
+    assert pool.used == one_by_one.used
+    with pytest.raises(ValueError, match="short"):
+        pool.choose_each([pool.free(within).bit_count() + 1, 1], 0, within)
+
+
 @given(st.sets(st.integers(0, 300)))
 def test_a_mask_is_a_set(cores: set[int]) -> None:
     assert cores_of(mask_of(cores)) == tuple(sorted(cores))

@@ -379,7 +379,7 @@ class World:
         return folded
 
     def _count_tokens(self, message: m.LogMessage | None) -> None:
-        granted = isinstance(message, m.DecisionsMade) and any(line.startswith("granted") for line in self.state.story)
+        granted = isinstance(message, m.DecisionsMade) and any(line[0] == "granted" for line in self.state.story)
         for start in message.items if isinstance(message, m.DecisionsMade) and granted else ():
             if isinstance(start, m.Start):
                 for name, amount in start.amounts.items():
@@ -393,15 +393,17 @@ class World:
         self.tokens = kept
 
     def _note_story(self) -> None:
-        self.stories.extend(self.state.story)
         for line in self.state.story:
-            word, _, rest = line.partition(" ")
+            self.stories.append(line if isinstance(line, str) else " ".join(map(str, line)))
+            if isinstance(line, str):
+                continue
+            word, action = line[:2]
             if word == "submitted":
-                action = _id(rest)
+                assert isinstance(action, ActionId)
                 assert action not in self.accepted, f"{action} was accepted twice"
                 self.accepted[action] = self.state.seq
             elif word == "finished":
-                action = _id(rest.split(" ")[0])
+                assert isinstance(action, ActionId)
                 if action in self.accepted:
                     self.finishes[action] = self.finishes.get(action, 0) + 1
                     assert self.finishes[action] == 1, f"{action} finished twice"
@@ -727,11 +729,6 @@ class World:
 
     def used(self, name: str, host: str = "h1") -> int:
         return self.state.hosts[HostKey(host, f"machine-{host}")].used.get(name, 0)
-
-
-def _id(text: str) -> ActionId:
-    task, client, n = text.split("/")
-    return ActionId(task, client, int(n))
 
 
 def fold_again(log: Iterable[Record]) -> list[bytes]:
