@@ -56,9 +56,9 @@ BATCHES: Final = (
     Batch("mopd-3072", "--workload mopd --trajectories 3072 --pool gpu=5x8", _served(4), (_served(2, 2),), restores=True),
     Batch(
         "deepsearch-2048",
-        "--workload deepsearch --trajectories 2048 --pool gpu=1x8",
-        _served(4),
-        (_served(4, 2), _served(8)),
+        "--workload deepsearch --trajectories 2048 --pool gpu=5x8",
+        _served(4, 10),
+        (_served(4), _served(1, 40)),
         restores=True,
     ),
     Batch(
@@ -100,19 +100,8 @@ VARIED: Final = (
     (
         "deepsearch",
         "--workload deepsearch --trajectories 512 --pool gpu=1x8",
-        _served(4),
-        (
-            "searches",
-            "mean_search_s",
-            "search_cv",
-            "mean_think_s",
-            "think_cv",
-            "search_concurrency",
-            "mean_judge_s",
-            "judge_cv",
-            "serial",
-            "weights_gib",
-        ),
+        _served(4, 2),
+        ("searches", "mean_search_s", "mean_think_s", "think_cv", "search_concurrency", "mean_judge_s", "judge_cv", "serial"),
     ),
 )
 """Workload, what is simulated, its static baseline, and its numbers."""
