@@ -239,11 +239,12 @@ class Candidates:
         return room
 
     def _fits(self, room: Room, holder: Incarnation, cost: dict[str, Demand]) -> bool:
+        quotas = self.state.quotas
         for name, demand in cost.items():
             low = demand.low
-            if not low or name in self.state.quotas:
+            if not low or (quotas and name in quotas):
                 continue
-            if name in room.blocked:
+            if room.blocked and name in room.blocked:
                 return False
             if not room.pool.fits(low, holder.cores_mask) if name == "cpu" else room.free.get(name, 0) < low:
                 return False
