@@ -109,7 +109,8 @@ class LocalStack:
     """Broker, streams, scheduler and executors in `folder`; an async context manager.
 
     policy, settings, shares, quotas (as for its command): of the scheduler. executors: how many on this machine. nats: use this
-    broker instead of an embedded one. cores: how many of this machine's cores to offer; 0 for all. max_bytes: of streams, where not as declared.
+    broker instead of an embedded one. cores: how many of this machine's cores to offer; 0 for all. max_bytes: of streams, where
+    not as declared.
     """
 
     def __init__(

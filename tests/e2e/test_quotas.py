@@ -12,6 +12,7 @@ from tangram import messages as m
 from tangram.cli.main import main
 from tangram.local import LocalStack
 from tests.e2e.conftest import fold, whole_log
+from tests.e2e.test_cli import tangram as tangram_command
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -57,10 +58,10 @@ async def test_more_tokens_than_there_ever_are(client: tangram.Client) -> None:
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_from_the_shell(stack: LocalStack, capfd: pytest.CaptureFixture[str]) -> None:
-    arguments = ["run", "--nats", stack.url, "--units", "0.1", "--take", "one", "--take", "few=2", "--", "echo", "here"]
-    assert await asyncio.to_thread(main, arguments) == 0
-    assert capfd.readouterr().out == "here\n"
+async def test_from_the_shell(stack: LocalStack) -> None:
+    arguments = ["run", "--units", "0.1", "--take", "one", "--take", "few=2", "--", "echo", "here"]
+    done = await tangram_command(*arguments, url=stack.url)
+    assert (done.returncode, done.stdout) == (0, b"here\n")
 
 
 @pytest.mark.asyncio(loop_scope="module")
