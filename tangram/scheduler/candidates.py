@@ -326,7 +326,7 @@ class Candidates:
     def _fits(self, room: Room, holder: Incarnation, action: Action, cost: dict[str, Demand]) -> bool:
         for name, demand in cost.items():
             low = demand.low
-            if not low or (quotas and name in quotas):
+            if not low or name in self.state.quotas:
                 continue
             for label in self.labels(name, action.id.task) if room.blocked or room.closed else ():
                 if label in room.closed and action.session is None:
