@@ -81,6 +81,10 @@ class Services:
         self._stuck: set[tuple[object, ...]] = set()
         """By the same: those that wait for a chunk, or for what is beside it. An equal can do no better; only asked for
         membership."""
+        self._able: dict[tuple[object, ...], list[Incarnation]] = {}
+        """By the same: who could ever run them."""
+        self._fitting_on: dict[tuple[object, ...], tuple[int, ...]] = {}
+        """What `fitting_chunks` found, by what it depends on."""
         self._waits = 0
         self._prices: dict[str, float] = {}
         """By task, where GPUs are split; else one for all."""
@@ -103,8 +107,9 @@ class Services:
         if self._is_planned and action.id not in self._plan() and not self._fell_short:
             return not self._sizes_anywhere(action)  # one that fits nowhere holds up nobody
         cost = {name: demand for name, demand in charge(self.state, action).items() if name != "gpu"}
-        takers = self.found.takers_of(action)
-        able = [each for each in takers if self._could_run(each, action)]
+        able = self._able.get(equal)
+        if able is None:
+            able = self._able[equal] = [each for each in self.found.takers_of(action) if self._could_run(each, action)]
         if not self.found.has_quota(cost, lambda: able):
             return not self.found.is_closed(cost)
         static = self._rule is GpuRule.STATIC and spec.service
@@ -157,7 +162,7 @@ class Services:
     # --- where it could run ---
 
     def _sizes(self, action: Action, holder: Incarnation) -> tuple[int, ...]:
-        sizes = fitting_chunks(self.state, holder, action, self._own(holder, action.id.task))
+        sizes = self._fitting(action, holder, self._own(holder, action.id.task))
         if self._rule is GpuRule.FIXED and sizes:
             wanted = setting(self.state, "fixed_units")
             return (min(sizes, key=lambda size: (abs(size - wanted), size)),)
@@ -182,7 +187,14 @@ class Services:
         if not self.found.within_quotas(cost):
             return ()
         takers = [holder for holder in self.found.takers_of(action) if self.found.has_room(action, holder, cost)]
-        return tuple(sorted({size for holder in takers for size in fitting_chunks(self.state, holder, action, holder.gpus)}))
+        return tuple(sorted({size for holder in takers for size in self._fitting(action, holder, holder.gpus)}))
+
+    def _fitting(self, action: Action, holder: Incarnation, gpus: int) -> tuple[int, ...]:
+        key = (holder.id, gpus, action.spec.service, action.spec.cost["gpu"])
+        found = self._fitting_on.get(key)
+        if found is None:
+            found = self._fitting_on[key] = fitting_chunks(self.state, holder, action, gpus)
+        return found
 
     def _places(self, action: Action, cost: dict[str, Demand], takers: list[Incarnation]) -> list[Place]:
         curve, service = self._curve_of(action), action.spec.service
