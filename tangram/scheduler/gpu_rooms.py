@@ -52,6 +52,7 @@ class GpuRoom:
         """When each GPU will be free of all that runs or waits for it."""
         self._reserved = [NEVER_US] * len(self._until)
         """When somebody who waits begins on it."""
+        self._has_reserved = False
         self._spots: dict[tuple[str, int, str, int, float], Spot | None] = {}
         self._victims_on: dict[tuple[str, int, int], tuple[float, tuple[Copy, ...]] | None] = {}
         self._ranked: list[tuple[float, Copy]] | None = None
@@ -78,7 +79,7 @@ class GpuRoom:
     def begins(self, gpus: int, took_us: float) -> float:
         """When somebody who needs so long can begin there: at once, if it is done before whoever waits for it begins."""
         ids = ids_of(gpus)
-        if not gpus & self.used and all(took_us <= self._reserved[gpu] for gpu in ids):
+        if not gpus & self.used and (not self._has_reserved or took_us <= min([self._reserved[gpu] for gpu in ids])):
             return 0.0
         return max([self._until[gpu] for gpu in ids])
 
@@ -158,6 +159,7 @@ class GpuRoom:
 
     def wait(self, gpus: int, begins_us: float, ends_us: float) -> None:
         """Somebody will begin there then. begins_us 0: nobody may use it until then."""
+        self._has_reserved = True
         for gpu in ids_of(gpus):
             self._reserved[gpu] = min(self._reserved[gpu], begins_us)
         self._taken(gpus, ends_us)

@@ -4,7 +4,7 @@ a copy is restored first.
 For each candidate, in arrival order, the place that costs least is taken: when it can begin there, restoring, its run, what the
 copies that make room are worth, and the price of the GPU-seconds that it holds. What is chosen may lie in the future: the action
 then waits, and the GPUs count as taken until it would be done, so that not everybody waits for the same copy. Others may use
-them until then.
+them until then, as long as it has not waited for `patience_ms`.
 """
 
 import math
@@ -41,8 +41,6 @@ from tangram.scheduler.state import Action, ActionId, HostKey, Incarnation, Queu
 
 LOOKED_AT_MAX: Final = 64
 """Candidates of one pass that wait; those behind them are not looked at."""
-PATIENCE_NS: Final = 20_000_000_000
-"""Beyond this nobody uses the GPUs that a waiting action needs, however short."""
 CHUNK_FACTOR: Final = 3.0
 """On the price of a core of a pool that is as busy: whoever takes a chunk keeps others from the copies on it and from the larger
 chunks around it. (Mean ACT of six simulated settings, beside 1: 0.88 in the geometric mean, at worst 1.05; at 0.3: 1.22.)"""
@@ -81,6 +79,10 @@ class Services:
         self._stuck: set[tuple[object, ...]] = set()
         """By the same: those that wait for a chunk, or for what is beside it. An equal can do no better; only asked for
         membership."""
+        self._able: dict[tuple[object, ...], list[Incarnation]] = {}
+        """By the same: who could ever run them."""
+        self._fitting_on: dict[tuple[object, ...], tuple[int, ...]] = {}
+        """What `fitting_chunks` found, by what it depends on."""
         self._waits = 0
         self._prices: dict[tuple[str, str], float] = {}
         """By task, where GPUs are split (else one for all), and service."""
@@ -103,8 +105,9 @@ class Services:
         if self._is_planned and action.id not in self._plan() and not self._fell_short:
             return not self._sizes_anywhere(action)  # one that fits nowhere holds up nobody
         cost = {name: demand for name, demand in charge(self.state, action).items() if name != "gpu"}
-        takers = self.found.takers_of(action)
-        able = [each for each in takers if self._could_run(each, action)]
+        able = self._able.get(equal)
+        if able is None:
+            able = self._able[equal] = [each for each in self.found.takers_of(action) if self._could_run(each, action)]
         if not self.found.has_quota(cost, lambda: able):
             return not self.found.is_closed(cost)
         static = self._rule is GpuRule.STATIC and spec.service
@@ -157,7 +160,7 @@ class Services:
     # --- where it could run ---
 
     def _sizes(self, action: Action, holder: Incarnation) -> tuple[int, ...]:
-        sizes = fitting_chunks(self.state, holder, action, self._own(holder, action.id.task))
+        sizes = self._fitting(action, holder, self._own(holder, action.id.task))
         if self._rule is GpuRule.FIXED and sizes:
             wanted = setting(self.state, "fixed_units")
             return (min(sizes, key=lambda size: (abs(size - wanted), size)),)
@@ -182,7 +185,14 @@ class Services:
         if not self.found.within_quotas(cost):
             return ()
         takers = [holder for holder in self.found.takers_of(action) if self.found.has_room(action, holder, cost)]
-        return tuple(sorted({size for holder in takers for size in fitting_chunks(self.state, holder, action, holder.gpus)}))
+        return tuple(sorted({size for holder in takers for size in self._fitting(action, holder, holder.gpus)}))
+
+    def _fitting(self, action: Action, holder: Incarnation, gpus: int) -> tuple[int, ...]:
+        key = (holder.id, gpus, action.spec.service, action.spec.cost["gpu"])
+        found = self._fitting_on.get(key)
+        if found is None:
+            found = self._fitting_on[key] = fitting_chunks(self.state, holder, action, gpus)
+        return found
 
     def _places(self, action: Action, cost: dict[str, Demand], takers: list[Incarnation]) -> list[Place]:
         curve, service = self._curve_of(action), action.spec.service
@@ -276,7 +286,7 @@ class Services:
             room.restore(Copy(action.spec.service, place.gpus, mib, place.holder.id, self.state.now_ns), place.victims)
 
     def _reserve(self, action: Action, place: Place) -> None:
-        patient = self.state.now_ns - action.ready_ns < PATIENCE_NS
+        patient = self.state.now_ns - action.ready_ns < setting(self.state, "patience_ms") * 1_000_000
         self._room(place.holder.host).wait(place.gpus, place.begins if patient else 0.0, place.ends)
 
     def _room(self, key: HostKey) -> GpuRoom:
