@@ -122,8 +122,10 @@ def _factor(text: str) -> tuple[str, float]:
 
 def _setup(given: argparse.Namespace, workload: "Workload | None") -> "Setup":
     from tangram.scheduler.policies import SETTINGS
+    from tangram.simulation import pool
     from tangram.simulation.driver import UNITS_SETTING, Setup
 
+    offers = workload if workload is not None else pool.offers(getattr(given, "pool", "cpu=1"))
     settings = common.settings(given.set)
     if given.units is not None:
         name = UNITS_SETTING.get(given.policy, "")
@@ -137,8 +139,8 @@ def _setup(given: argparse.Namespace, workload: "Workload | None") -> "Setup":
         settings,
         round(given.round_trip_ms * 1e6),
         given.one_shot,
-        services=workload.services if workload is not None else {},
-        quotas=workload.quotas if workload is not None else {},
+        services=offers.services,
+        quotas=offers.quotas,
         shares=common.shares(given.share),
     )
 
