@@ -7,12 +7,12 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tangram import roles, subjects
+from tangram import roles
 from tangram.cli import common
-from tangram.errors import ApiError, ConfigError, TangramError
+from tangram.errors import ConfigError
 
 if TYPE_CHECKING:
-    from tangram.broker import Broker
+    from tangram.replay.sources import Source
     from tangram.replay.timeline import Timeline
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def add_to(commands: "Commands") -> None:
     command = commands.add_parser("replay", help="a recorded log: write its timeline as one HTML file")
-    common.add_nats(command)
+    common.add_recording(command)
     command.add_argument("--timeline", type=Path, required=True, metavar="FILE", help="the HTML file to write")
     command.set_defaults(handler=handle)
 
@@ -30,54 +30,24 @@ def handle(given: argparse.Namespace) -> int:
 
 
 async def _run(given: argparse.Namespace) -> int:
-    from tangram.broker import Broker
-    from tangram.config import broker_url
-
-    require_writable(given.timeline)
-    broker = await Broker.connect(broker_url(given.nats), name="tangram replay")
-    try:
-        timeline = await read_timeline(broker)
-    finally:
-        await broker.close()
+    common.require_writable(given.timeline, "--timeline")
+    async with common.recording(given) as source:
+        timeline = await read_timeline(source)
     write_timeline(timeline, given.timeline)
-    seconds = timeline.end_ns / 1e9
+    seconds = (timeline.end_ns - timeline.begin_ns) / 1e9
     print(f"{given.timeline}: {timeline.actions} actions on {len(timeline.hosts)} host(s) in {seconds:.1f} s of log time")
     return 0
 
 
-async def read_timeline(broker: "Broker") -> "Timeline":
-    """The timeline of what is stored now. Raises TangramError if there is no log, or none that can be folded."""
-    from tangram.broker import read_log, stream_state
+async def read_timeline(source: "Source") -> "Timeline":
+    """Raises TangramError if it cannot be read."""
     from tangram.replay.timeline import Collector
-    from tangram.scheduler.checkpoints import restore
-    from tangram.scheduler.fold import Record
 
-    try:
-        stored = await stream_state(broker, subjects.STREAM)
-    except ApiError as error:
-        raise TangramError(f"the broker has no log ({error.description}); tangram streams apply makes one") from None
-    if not stored.messages:
-        raise TangramError("the log is empty: nothing has run on this broker yet")
-    is_whole = stored.messages == stored.last_seq
-    restored = None if is_whole else await restore(broker, oldest=True)
-    if restored is None and not is_whole:
-        raise TangramError(f"the log begins at {stored.first_seq}, and no checkpoint leads up to it: it cannot be folded")
-    collector = Collector(None if restored is None else restored.state)
-    while collector.seq < stored.last_seq:
-        messages = await read_log(broker, subjects.STREAM, collector.seq + 1)
-        if not messages:
-            break
-        for message in messages:
-            collector.add(Record(message.seq, message.stamp_ns, message.subject, message.data))
+    collector = Collector(await source.state())
+    async for batch in source.batches():
+        for record in batch:
+            collector.add(record)
     return collector.complete()
-
-
-def require_writable(path: Path) -> None:
-    """Raises ConfigError before a long log is read for nothing."""
-    if path.is_dir():
-        raise ConfigError(f"--timeline {path}: is a folder; name a file")
-    if not path.parent.is_dir():
-        raise ConfigError(f"--timeline {path}: there is no folder {path.parent}")
 
 
 def write_timeline(timeline: "Timeline", path: Path) -> None:

@@ -36,6 +36,7 @@ PURE = {
     "tangram.producers.request", "tangram.producers.pending", "tangram.producers.result",
     "tangram.executors.core", "tangram.executors.backend",
     "tangram.replay.facts", "tangram.replay.reasons", "tangram.replay.collector", "tangram.replay.timeline",
+    "tangram.replay.redact",
 }  # fmt: skip
 PEERS = ("tangram.producers", "tangram.scheduler", "tangram.executors")
 
