@@ -1,9 +1,13 @@
-"""`tangram replay --timeline FILE`: a recorded log, as a page that shows what ran where, when, and why it waited."""
+"""`tangram replay`: a recorded log, decided anew (--verify), or as a page that shows what ran where and why it waited."""
 
 import argparse
 import contextlib
+import gc
+import json
 import os
+import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,29 +18,70 @@ from tangram.errors import ConfigError
 if TYPE_CHECKING:
     from tangram.replay.sources import Source
     from tangram.replay.timeline import Timeline
+    from tangram.replay.verify import Report
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def add_to(commands: "Commands") -> None:
-    command = commands.add_parser("replay", help="a recorded log: write its timeline as one HTML file")
+    command = commands.add_parser("replay", help="a recorded log: verify its decisions, write its timeline as one HTML file")
     common.add_recording(command)
-    command.add_argument("--timeline", type=Path, required=True, metavar="FILE", help="the HTML file to write")
+    command.add_argument("--timeline", type=Path, metavar="FILE", help="the HTML file to write")
+    command.add_argument("--verify", action="store_true", help="decide every window anew, and compare")
+    command.add_argument("--json", action="store_true", help="of --verify")
     command.set_defaults(handler=handle)
 
 
 def handle(given: argparse.Namespace) -> int:
+    if given.timeline is None and not given.verify:
+        raise ConfigError("replay: say what to do: --verify, --timeline FILE")
     return roles.run_loop(_run(given))
 
 
 async def _run(given: argparse.Namespace) -> int:
-    common.require_writable(given.timeline, "--timeline")
+    from tangram.replay import verdict
+
+    if given.timeline is not None:
+        common.require_writable(given.timeline, "--timeline")
+    code = 0
     async with common.recording(given) as source:
-        timeline = await read_timeline(source)
-    write_timeline(timeline, given.timeline)
-    seconds = (timeline.end_ns - timeline.begin_ns) / 1e9
-    print(f"{given.timeline}: {timeline.actions} actions on {len(timeline.hosts)} host(s) in {seconds:.1f} s of log time")
-    return 0
+        if given.timeline is not None:
+            timeline = await read_timeline(source)
+            write_timeline(timeline, given.timeline)
+            seconds = (timeline.end_ns - timeline.begin_ns) / 1e9
+            what = f"{timeline.actions} actions on {len(timeline.hosts)} host(s) in {seconds:.1f} s of log time"
+            print(f"{given.timeline}: {what}", file=sys.stderr if given.json else sys.stdout)
+        if given.verify:
+            began_s = time.monotonic()
+            report = await verified(source)
+            seconds = time.monotonic() - began_s
+            if given.json:
+                print(json.dumps({**verdict.summary(report), "problem": source.problem, "seconds": round(seconds, 3)}))
+            else:
+                print(verdict.text(report))
+                print(f"{seconds:.1f} s, {report.actions / max(seconds, 1e-9):,.0f} actions/s", file=sys.stderr)
+            code = 0 if report.ok else 1
+    return code
+
+
+async def verified(source: "Source") -> "Report":
+    """Every window made anew. Reads the log's decisions first, then all of it. Raises TangramError if it cannot be read."""
+    from tangram.replay.planned import Planned
+    from tangram.replay.verify import Verifier
+
+    # The fold makes many short-lived objects and few cycles.
+    gc.set_threshold(20_000, 20, 100)
+    planned = Planned()
+    async for batch in source.decisions():
+        for record in batch:
+            planned.add(record)
+    verifier = Verifier(await source.state(), planned, without_payloads=source.without_payloads)
+    async for part in source.payloads():
+        verifier.payloads(part)
+    async for batch in source.batches():
+        for record in batch:
+            verifier.add(record)
+    return verifier.complete()
 
 
 async def read_timeline(source: "Source") -> "Timeline":
