@@ -37,8 +37,8 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A window, or (window 0) a ruling. seq: of the message that differs, or behind which one is missing. same_state: the leader
-    had the state that is here. agreed_seq: the last sequence after which the state was the leader's; what differs comes behind it."""
+    """A window, or (window 0) a ruling. seq: of the message that differs, or behind which one is missing. same_state: here is
+    the state that the leader had. agreed_seq: the last sequence after which it was so; what differs comes behind it."""
 
     window: int
     seq: int

@@ -36,6 +36,13 @@ async def folded(broker: Broker) -> State:
     return state
 
 
+async def verifies(*arguments: str, url: str = "") -> None:
+    done = await command("replay", "--verify", "--json", *arguments, url=url)
+    assert done.returncode == 0, done.stdout
+    said = json.loads(done.stdout)
+    assert (said["differ"], said["windows"] > 2, said["unmade"]) == (0, True, 0)
+
+
 async def test_a_log_is_the_same_in_another_broker_and_work_goes_on_there(tmp_path: Path) -> None:
     file, again, masked = tmp_path / "run.log", tmp_path / "again.log", tmp_path / "masked.log"
     async with LocalStack(tmp_path / "stack", cores=2) as stack:
@@ -54,6 +61,7 @@ async def test_a_log_is_the_same_in_another_broker_and_work_goes_on_there(tmp_pa
         original = await folded(broker)
         await broker.close()
         assert (await command("streams", "export", str(masked), "--without-payloads", url=stack.url)).returncode == 0
+        await verifies(url=stack.url)
     whole, hidden = (b"".join(record.data for record in LogFile(path).records()) for path in (file, masked))
     assert SECRET.encode() in whole
     assert SECRET.encode() not in hidden
@@ -61,6 +69,8 @@ async def test_a_log_is_the_same_in_another_broker_and_work_goes_on_there(tmp_pa
     for record in LogFile(masked).records():
         step(state, record)
     assert state.digest == original.digest
+    for path in (file, masked):
+        await verifies("--file", str(path))
     with EmbeddedServer.start(tmp_path / "other") as server:
         done = await command("streams", "import", str(file), "--nats", server.url)
         assert done.returncode == 0, done.stderr
@@ -70,6 +80,7 @@ async def test_a_log_is_the_same_in_another_broker_and_work_goes_on_there(tmp_pa
         await export(await BrokerSource.open(broker), again)
         await broker.close()
         assert list(LogFile(again).records()) == list(LogFile(file).records())
+        await verifies(url=server.url)
         done = await command("streams", "import", str(file), "--nats", server.url)
         assert (done.returncode, b"is not empty" in done.stderr) == (2, True)
         assert (await command("status", "--json", url=server.url)).stdout.startswith(b'{"scheduler_answers": false')
@@ -80,6 +91,7 @@ async def test_a_log_is_the_same_in_another_broker_and_work_goes_on_there(tmp_pa
         broker = await connected(server.url)
         state = await folded(broker)
         await broker.close()
+        await verifies(url=server.url)
         assert (state.window > original.window, state.finished > original.finished) == (True, True)
 
 
@@ -106,6 +118,8 @@ async def test_a_trimmed_log_goes_with_its_checkpoint_and_what_was_open(tmp_path
             gate.touch()
             assert (await long).ok
             assert (await waiting).ok
+    for path in (file, late):
+        await verifies("--file", str(path))
     kept = [payload for each in LogFile(file).payloads() for payload in each.payloads]
     assert any(b"of the one that waits" in payload for payload in kept)
     with EmbeddedServer.start(tmp_path / "other") as server:

@@ -84,6 +84,9 @@ async def what_is_left_can_be_folded(url: str) -> None:
         shown = {(attempt.kind, str(attempt.outcome)) for attempt in timeline.attempts if attempt.task == "t"}
         assert shown >= {("session.open", "ok"), ("run", "ok"), ("file.read", "ok"), ("session.close", "ok")}
         assert all(attempt.freed_ns is not None for attempt in timeline.attempts if attempt.units)
+        report = await replay.verified(await BrokerSource.open(broker))
+        assert report.ok, report
+        assert report.windows > 3
     finally:
         await broker.close()
 
