@@ -44,3 +44,11 @@ def ranges(numbers: Sequence[int]) -> str:
     begins = [numbers[0], *(after for before, after in pairwise(numbers) if after != before + 1)] if numbers else []
     ends = [*(before for before, after in pairwise(numbers) if after != before + 1), numbers[-1]] if numbers else []
     return ",".join(str(begin) if begin == end else f"{begin}-{end}" for begin, end in zip(begins, ends, strict=True))
+
+
+def amount(name: str, low: int, high: int = 0) -> str:
+    """ "2 cores", "1 to 8 GPUs", "512 memory": of a resource, as a cost names it."""
+    scale = 1_000 if name == "cpu" else 1
+    text = f"{low / scale:g}" if high <= low else f"{low / scale:g} to {high / scale:g}"
+    unit = {"cpu": "core", "gpu": "GPU"}.get(name)
+    return f"{text} {name}" if unit is None else f"{text} {unit}{'' if text == '1' else 's'}"

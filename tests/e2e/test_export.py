@@ -62,6 +62,10 @@ async def test_a_log_is_the_same_in_another_broker_and_work_goes_on_there(tmp_pa
         await broker.close()
         assert (await command("streams", "export", str(masked), "--without-payloads", url=stack.url)).returncode == 0
         await verifies(url=stack.url)
+        told = await command("why", "--task", "t", "--worst", "1", "--json", url=stack.url)
+        (story,) = json.loads(told.stdout)
+        told = await command("why", story["action"], url=stack.url)
+        assert (told.returncode, b"got " in told.stdout, b"ended: " in told.stdout) == (0, True, True), told.stderr
     whole, hidden = (b"".join(record.data for record in LogFile(path).records()) for path in (file, masked))
     assert SECRET.encode() in whole
     assert SECRET.encode() not in hidden
