@@ -20,7 +20,7 @@ def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-@pytest.mark.parametrize("name", ["coding-scarce", "mopd-2048", "pooled-2048"])
+@pytest.mark.parametrize("name", ["coding-scarce", "mopd-2048", "pooled-1024"])
 def test_a_row_says_what_its_command_says_and_how_that_lies_beside_the_baseline(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -29,7 +29,7 @@ def test_a_row_says_what_its_command_says_and_how_that_lies_beside_the_baseline(
     assert found is not None
     assert found[1] == name
     rows = [cells(line) for line in lines[4:] if line]
-    assert rows[0][-4 if name == "pooled-2048" else -2] == "1.00x"
+    assert rows[0][-4 if name == "pooled-1024" else -2] == "1.00x"
     assert sum("--policy tangram" in row[0] for row in rows) >= 3
     for row in (rows[0], next(row for row in rows if row[0] == "`--policy tangram`")):
         assert main([*shlex.split(f"{found[2]} {row[0].strip('`')}"), "--json"]) == 0
