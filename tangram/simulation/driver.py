@@ -27,7 +27,8 @@ UNITS_SETTING: Final = {"static-trajectory": "static_units", "static-service": "
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """How it is scheduled. one_shot: no sandboxes, so no action is bound to a host. oracle: hints that tell the truth.
+    """How it is scheduled. one_shot: no sandboxes, so no action is bound to a host. oracle: hints that tell the truth, and nothing
+    else is believed.
     services: what the GPUs serve; quotas: what is shared by all."""
 
     policy: str = "tangram"
@@ -60,7 +61,7 @@ class Simulation:
             leader="simulation",
             behaviour=BEHAVIOUR,
             policy=setup.policy,
-            settings=setup.settings,
+            settings={"learn": 0, **setup.settings} if setup.oracle else setup.settings,
             quotas=setup.quotas,
             shares=setup.shares,
         )
