@@ -10,7 +10,7 @@ what it uses are least together. Only + - * / and sqrt, in a fixed order.
 """
 
 import heapq
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,6 +31,9 @@ EXACT_MAX: Final = 4_096
 the rule `paper` shares out up to 64 times."""
 PRICE_MIN: Final = 0.01
 """Of a unit that nobody else wants: what hardly gets any faster leaves it alone."""
+POWER1 = 1
+GAMMA = 4
+LIM = 1.0
 UTILISATION_MAX: Final = 0.98
 """Beyond it the price of a unit would grow without bound; measured to make no difference between 0.95 and this."""
 
@@ -249,13 +252,13 @@ class Prices:
 
     def future(self, free: int) -> float:
         chance = 1.0
-        power, base = max(free, 0) // 2 + 1, self._rho
+        power, base = max(free, 0) // 2 + POWER1, self._rho
         while power:
             if power & 1:
                 chance *= base
             base *= base
             power >>= 1
-        return min(self._view.thinking / self._view.cores, 4 * self._inverse * chance)
+        return min(self._view.thinking / self._view.cores, GAMMA * self._inverse * chance)
 
     def expect_free(self, free: int) -> None:
         """So many cores will stay free: the price of the future is that of this state, never lower than it was."""
@@ -289,43 +292,91 @@ def priced(view: View, candidates: list[Candidate]) -> list[int]:
             low = middle
         else:
             high = middle - 1
-    started, best, least = 0, group.plan(group.least, 0), 0.0
-    for count in sorted({low, (low + every) // 2, every} - {0}):
+    choices = range(every + 1) if every <= FEW else sorted({0, low, (low + every) // 2, every})
+    best: tuple[float, Plan, list[int]] | None = None
+    for count in choices:
         sizes = group.best(prices.at(count), view.cores)
-        fits = group.total(sizes, count) <= view.free
-        plan = group.plan(sizes, count) if fits else group.from_minimum(view, count)
-        cost = _objective(view, group, plan, count, sizes, prices.future(0))
-        if not started or cost < least:
-            started, best, least = count, plan, cost
-    if low == 0 and started == 1:  # not even the first one fits at its price
-        started, best = 0, group.plan(group.least, 0)
-    units = group.each(best)
-    if started < every:
-        units[started] = _first_waiting(view, group, best, started, prices)
+        plans = []
+        if group.total(sizes, count) <= view.free:
+            plans.append(group.plan(sizes, count))
+        if count and (not plans or (BOTH and every <= FEW)):
+            plans.append(group.from_minimum(view, count))
+        for plan in plans:
+            cost, tail = _play(view, group, plan, count, prices)
+            if best is None or cost < best[0]:
+                best = cost, plan, tail
+    assert best is not None
+    units = group.each(best[1])
+    started = every - units.count(0)
+    units[started : started + len(best[2])] = best[2]
     return units
 
+FEW = 8
+BOTH = 1
+AHEAD = 8
+JGAIN = 1.0
 
-def _first_waiting(view: View, group: Group, plan: Plan, started: int, prices: Prices) -> int:
-    """The next candidate in order starts on what is left, or waits by choice (0 units) for the next that come back; it never
-    waits longer than it would run on what there is."""
-    free = view.free - sum([size * number for numbers in plan for size, number in numbers.items()])
-    head = group.kinds[group.of[started]]
-    if free < head.sizes[0]:
-        return 0
-    price = prices.at(started + 1)
-    now_size = head.best(price, free)
-    now_us = head.curve.at(now_size)
-    least = now_us * (1 + price * now_size)
-    if started or view.waited_us < now_us:
-        available = free
-        ends = view.releases[:WAITS_MAX]
-        for kind, numbers in zip(group.kinds, plan, strict=True):
-            for size, number in numbers.items():
-                ends += [(kind.curve.at(size), size)] * min(number, WAITS_MAX)
-        for at_us, back in sorted(ends)[:WAITS_MAX]:
-            available += back
-            size = head.best(price, available)
-            took_us = head.curve.at(size)
-            if WAIT_GAIN * (at_us + took_us * (1 + price * size) + price * free * at_us) < least:
-                return 0
-    return now_size
+def _play(view: View, group: Group, plan: Plan, count: int, prices: Prices) -> tuple[float, list[int]]:
+    """The first `count` start now as planned, and those after them in turn, each when and on what is best for it. Returns the sum
+    of completion times and of what the used core-time will cost others, in microseconds, and the sizes of those after the
+    first `count` that start now, too."""
+    later_price = prices.future(0)
+    total = 0.0
+    free = view.free
+    ends = list(view.releases)
+    for kind, numbers in zip(group.kinds, plan, strict=True):
+        for size, number in numbers.items():
+            if number:
+                took = kind.curve.at(size)
+                total += number * took * (1 + later_price * size)
+                free -= number * size
+                ends.append((took, number * size))
+    ends.sort()
+    usual = group.best(prices.at(count), view.cores)
+    now, index = 0.0, 0
+    tail: list[int] = []
+    for place, at in enumerate(group.of[count : count + BEHIND_MAX], count + 1):
+        kind = group.kinds[at]
+        is_near = place - count <= AHEAD
+        least = kind.sizes[0] if is_near else usual[at]
+        while free < least and index < len(ends):
+            now, back = ends[index]
+            index += 1
+            free += back
+        if free < least:
+            break
+        size = least
+        if is_near:
+            gain = WAIT_GAIN if now == 0 else JGAIN
+            waits, size = _turn(kind, prices.at(place), view, free, now, ends[index : index + WAITS_MAX], gain)
+            if waits and place == 1 and view.waited_us >= kind.curve.at(kind.best(prices.at(place), free)):
+                waits, size = 0, kind.best(prices.at(place), free)
+            for now, back in ends[index : index + waits]:
+                free += back
+            index += waits
+        if now == 0:
+            tail.append(size)
+        took = kind.curve.at(size)
+        total += now + took * (1 + later_price * size)
+        free -= size
+        insort(ends, (now + took, size), index)
+    return total, tail
+
+
+def _turn(kind: Candidate, price: float, view: View, free: int, now: float, ends: list[tuple[float, int]], gain: float) -> tuple[int, int]:
+    """For how many of the next ends it is best to wait, and the size then."""
+    size = kind.best(price, free)
+    least = kind.curve.at(size) * (1 + price * size)
+    best = 0, size
+    want = kind.best(price, view.cores)
+    available = free
+    for count, (at_us, back) in enumerate(ends, 1):
+        if size >= want:
+            break
+        available += back
+        size = kind.best(price, available)
+        later = at_us - now
+        cost = later * (1 + price * free) + kind.curve.at(size) * (1 + price * size)
+        if gain * cost < least:
+            best, least, gain = (count, size), cost, 1.0
+    return best
