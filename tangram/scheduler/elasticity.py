@@ -14,12 +14,12 @@ from typing import Final, NamedTuple
 from tangram import limits
 from tangram.messages import Hint
 
-FORGET: Final = 1 / 48
+FORGET: Final = 1 / 192
 """Of the weight of what was seen, lost with each completion of the kind: about the last 48 count."""
 OUTLIER: Final = 3.0
 """A duration beyond so many times its size's mean, or below that part of it, counts as that."""
 RECENT: Final = 0.2
-CHANGED: Final = 1.3
+CHANGED: Final = 0.6
 """The square root of the last few by so many times that of all: the kind is another than it was. (Of five lognormal durations
 with sigma 0.5 the root mean lies beyond it once in a hundred.)"""
 STALE: Final = 0.3
@@ -38,7 +38,7 @@ hundred.)"""
 SPREAD: Final = 0.5
 SPREAD_WEIGHT: Final = 4.0
 """The spread of a kind before anything is known of it, and what that counts for, in completions."""
-PRIOR_WEIGHT: Final = 2.0
+PRIOR_WEIGHT: Final = 6.0
 """Of the prior at each of its sizes, in completions, times the variance of single ones, as the means of few are then as far off:
 enough to hold what was never seen, little beside what was."""
 PRIOR_SIZES: Final = (1, 2, 4, 8, 16)
@@ -132,7 +132,8 @@ def learn(model: Model, units: int, duration_us: int, prior: Curve) -> None:
     at.last = model.count
     at.root_us += (root - at.root_us) / at.weight
     at.recent_us = at.recent_us + RECENT * (root - at.recent_us) if at.recent_us else root
-    if at.weight >= 1 / RECENT and not 1 / CHANGED < at.recent_us / at.root_us < CHANGED:
+    changed = 1 + CHANGED * model.spread
+    if at.weight >= 1 / RECENT and not 1 / changed < at.recent_us / at.root_us < changed:
         at.root_us, at.weight = at.recent_us, 1 / RECENT
         for size, other in model.sizes.items():
             if size != units:

@@ -292,14 +292,14 @@ def priced(view: View, candidates: list[Candidate]) -> list[int]:
             low = middle
         else:
             high = middle - 1
-    choices = range(every + 1) if every <= FEW else sorted({0, low, (low + every) // 2, every})
+    choices = range(0 if low == 0 or ZERO else 1, every + 1) if every <= FEW else sorted({low, (low + every) // 2, every})
     best: tuple[float, Plan, list[int]] | None = None
     for count in choices:
         sizes = group.best(prices.at(count), view.cores)
         plans = []
         if group.total(sizes, count) <= view.free:
             plans.append(group.plan(sizes, count))
-        if count and (not plans or (BOTH and every <= FEW)):
+        if count and (not plans or (BOTH and every <= FEW)) and (every > 1 or NOMIN):
             plans.append(group.from_minimum(view, count))
         for plan in plans:
             cost, tail = _play(view, group, plan, count, prices)
@@ -312,7 +312,9 @@ def priced(view: View, candidates: list[Candidate]) -> list[int]:
     return units
 
 FEW = 8
-BOTH = 1
+ZERO = 0
+BOTH = 0
+NOMIN = 1
 AHEAD = 8
 JGAIN = 1.0
 
