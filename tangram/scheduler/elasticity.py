@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from tangram import limits
 from tangram.messages import Hint
 
-FORGET: Final = 1 / 192
+FORGET: Final = 1 / 128
 """Of the weight of what was seen, lost with each completion of the kind: about the last 48 count."""
 OUTLIER: Final = 3.0
 """A duration beyond so many times its size's mean, or below that part of it, counts as that."""
@@ -38,7 +38,7 @@ hundred.)"""
 SPREAD: Final = 0.5
 SPREAD_WEIGHT: Final = 4.0
 """The spread of a kind before anything is known of it, and what that counts for, in completions."""
-PRIOR_WEIGHT: Final = 6.0
+PRIOR_WEIGHT: Final = 12.0
 """Of the prior at each of its sizes, in completions, times the variance of single ones, as the means of few are then as far off:
 enough to hold what was never seen, little beside what was."""
 PRIOR_SIZES: Final = (1, 2, 4, 8, 16)
@@ -135,6 +135,8 @@ def learn(model: Model, units: int, duration_us: int, prior: Curve) -> None:
     changed = 1 + CHANGED * model.spread
     if at.weight >= 1 / RECENT and not 1 / changed < at.recent_us / at.root_us < changed:
         at.root_us, at.weight = at.recent_us, 1 / RECENT
+        model.compared = min(model.compared, SPREAD_WEIGHT)
+        model.variance = min(model.variance, SPREAD * SPREAD)
         for size, other in model.sizes.items():
             if size != units:
                 other.weight *= STALE
@@ -183,7 +185,8 @@ def _fit(model: Model, prior: Curve) -> tuple[float, float, float]:
     """Least squares of the relative error over all sizes seen, and over the prior's shape at the scale of what was seen."""
     rows = [(units, seen.root_us * seen.root_us, seen.weight) for units, seen in sorted(model.sizes.items())]
     scale = sum(weight * duration / prior.at(units) for units, duration, weight in rows) / sum(row[2] for row in rows)
-    rows += [(units, scale * prior.at(units), PRIOR_WEIGHT * model.variance) for units in PRIOR_SIZES]
+    weight = PRIOR_WEIGHT * model.variance * model.variance
+    rows += [(units, scale * prior.at(units), weight) for units in PRIOR_SIZES]
     gram = [[0.0] * 3 for _ in range(3)]
     right = [0.0] * 3
     for units, duration, weight in rows:

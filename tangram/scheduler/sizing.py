@@ -26,14 +26,15 @@ WAITS_MAX: Final = 8
 WAIT_GAIN: Final = 1.2
 """By so much it has to be better to wait by choice: when units come back is a guess. (Between 1.1 and 1.35 the mean completion
 time of simulated workloads differs by less than 2 %; at 1 it is up to 4 % higher.)"""
+FEW: Final = 8
+"""Candidates up to which each number of them to start is weighed; of more, three."""
+NEAR: Final = 8
+"""Of those after them, for how many starting at once is weighed against waiting."""
 EXACT_MAX: Final = 4_096
 """Legal sizes of all candidates, times spare units, up to which gaps and tables are shared out exactly: half a millisecond, and
 the rule `paper` shares out up to 64 times."""
 PRICE_MIN: Final = 0.01
 """Of a unit that nobody else wants: what hardly gets any faster leaves it alone."""
-POWER1 = 1
-GAMMA = 4
-LIM = 1.0
 UTILISATION_MAX: Final = 0.98
 """Beyond it the price of a unit would grow without bound; measured to make no difference between 0.95 and this."""
 
@@ -252,13 +253,13 @@ class Prices:
 
     def future(self, free: int) -> float:
         chance = 1.0
-        power, base = max(free, 0) // 2 + POWER1, self._rho
+        power, base = max(free, 0) // 2 + 1, self._rho
         while power:
             if power & 1:
                 chance *= base
             base *= base
             power >>= 1
-        return min(self._view.thinking / self._view.cores, GAMMA * self._inverse * chance)
+        return min(self._view.thinking / self._view.cores, 4 * self._inverse * chance)
 
     def expect_free(self, free: int) -> None:
         """So many cores will stay free: the price of the future is that of this state, never lower than it was."""
@@ -270,7 +271,8 @@ class Prices:
 
 
 def priced(view: View, candidates: list[Candidate]) -> list[int]:
-    """Each takes its size at the price; if they do not all fit at that, the last ones wait, as long as that is better."""
+    """Each takes its size at the price; if they do not all fit at that, as many as is best start at once, and those after them
+    start or wait, each as is best for it."""
     group = Group(candidates)
     every = len(group)
     if view.wide_waits:
@@ -292,93 +294,81 @@ def priced(view: View, candidates: list[Candidate]) -> list[int]:
             low = middle
         else:
             high = middle - 1
-    choices = range(0 if low == 0 or ZERO else 1, every + 1) if every <= FEW else sorted({low, (low + every) // 2, every})
-    best: tuple[float, Plan, list[int]] | None = None
-    for count in choices:
+    least, units = 0.0, list[int]()
+    for count in range(min(low, 1), every + 1) if every <= FEW else sorted({low, (low + every) // 2, every}):
         sizes = group.best(prices.at(count), view.cores)
-        plans = []
-        if group.total(sizes, count) <= view.free:
-            plans.append(group.plan(sizes, count))
-        if count and (not plans or (BOTH and every <= FEW)) and (every > 1 or NOMIN):
-            plans.append(group.from_minimum(view, count))
-        for plan in plans:
-            cost, tail = _play(view, group, plan, count, prices)
-            if best is None or cost < best[0]:
-                best = cost, plan, tail
-    assert best is not None
-    units = group.each(best[1])
-    started = every - units.count(0)
-    units[started : started + len(best[2])] = best[2]
+        fits = group.total(sizes, count) <= view.free
+        plan = group.plan(sizes, count) if fits else group.from_minimum(view, count)
+        cost, following = _play(view, group, plan, count, prices)
+        if not units or cost < least:
+            least, units = cost, group.each(plan)
+            units[count : count + len(following)] = following
     return units
 
-FEW = 8
-ZERO = 0
-BOTH = 0
-NOMIN = 1
-AHEAD = 8
-JGAIN = 1.0
 
 def _play(view: View, group: Group, plan: Plan, count: int, prices: Prices) -> tuple[float, list[int]]:
     """The first `count` start now as planned, and those after them in turn, each when and on what is best for it. Returns the sum
-    of completion times and of what the used core-time will cost others, in microseconds, and the sizes of those after the
-    first `count` that start now, too."""
-    later_price = prices.future(0)
-    total = 0.0
-    free = view.free
+    of completion times, with what the used core-time costs those to come, in microseconds; and the sizes of those after the first
+    `count` that start now, too."""
+    to_come = prices.future(0)
+    total, free = 0.0, view.free
     ends = list(view.releases)
     for kind, numbers in zip(group.kinds, plan, strict=True):
         for size, number in numbers.items():
             if number:
                 took = kind.curve.at(size)
-                total += number * took * (1 + later_price * size)
+                total += number * took * (1 + to_come * size)
                 free -= number * size
                 ends.append((took, number * size))
     ends.sort()
     usual = group.best(prices.at(count), view.cores)
-    now, index = 0.0, 0
-    tail: list[int] = []
+    now, passed = 0.0, 0
+    following: list[int] = []
     for place, at in enumerate(group.of[count : count + BEHIND_MAX], count + 1):
         kind = group.kinds[at]
-        is_near = place - count <= AHEAD
-        least = kind.sizes[0] if is_near else usual[at]
-        while free < least and index < len(ends):
-            now, back = ends[index]
-            index += 1
+        is_near = place - count <= NEAR
+        size = kind.sizes[0] if is_near else usual[at]
+        while free < size and passed < len(ends):
+            now, back = ends[passed]
             free += back
-        if free < least:
+            passed += 1
+        if free < size:
             break
-        size = least
         if is_near:
-            gain = WAIT_GAIN if now == 0 else JGAIN
-            waits, size = _turn(kind, prices.at(place), view, free, now, ends[index : index + WAITS_MAX], gain)
-            if waits and place == 1 and view.waited_us >= kind.curve.at(kind.best(prices.at(place), free)):
-                waits, size = 0, kind.best(prices.at(place), free)
-            for now, back in ends[index : index + waits]:
+            waited_us = view.waited_us if place == 1 else 0.0
+            waits, size = _turn(kind, prices.at(place), view.cores, free, now, ends[passed : passed + WAITS_MAX], waited_us)
+            for _ in range(waits):
+                now, back = ends[passed]
                 free += back
-            index += waits
-        if now == 0:
-            tail.append(size)
+                passed += 1
+        if not passed:
+            following.append(size)
         took = kind.curve.at(size)
-        total += now + took * (1 + later_price * size)
+        total += now + took * (1 + to_come * size)
         free -= size
-        insort(ends, (now + took, size), index)
-    return total, tail
+        insort(ends, (now + took, size), passed)
+    return total, following
 
 
-def _turn(kind: Candidate, price: float, view: View, free: int, now: float, ends: list[tuple[float, int]], gain: float) -> tuple[int, int]:
-    """For how many of the next ends it is best to wait, and the size then."""
+def _turn(
+    kind: Candidate, price: float, cores: int, free: int, now_us: float, ends: list[tuple[float, int]], waited_us: float
+) -> tuple[int, int]:
+    """For how many of the next ends it is best to wait instead of starting on what is free, and the size then. Nobody waits
+    who has waited for longer than it would run on that."""
     size = kind.best(price, free)
-    least = kind.curve.at(size) * (1 + price * size)
-    best = 0, size
-    want = kind.best(price, view.cores)
+    took_us = kind.curve.at(size)
+    found = 0, size
+    want = kind.best(price, cores)
+    if size >= want or waited_us >= took_us:
+        return found
+    least = took_us * (1 + price * size) / WAIT_GAIN
     available = free
-    for count, (at_us, back) in enumerate(ends, 1):
-        if size >= want:
-            break
+    for count, (end_us, back) in enumerate(ends, 1):
         available += back
         size = kind.best(price, available)
-        later = at_us - now
-        cost = later * (1 + price * free) + kind.curve.at(size) * (1 + price * size)
-        if gain * cost < least:
-            best, least, gain = (count, size), cost, 1.0
-    return best
+        cost = (end_us - now_us) * (1 + price * free) + kind.curve.at(size) * (1 + price * size)
+        if cost < least:
+            found, least = (count, size), cost
+        if size >= want:
+            break
+    return found

@@ -27,9 +27,8 @@ UNITS_SETTING: Final = {"static-trajectory": "static_units", "static-service": "
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """How it is scheduled. one_shot: no sandboxes, so no action is bound to a host. oracle: hints that tell the truth, and nothing
-    else is believed.
-    services: what the GPUs serve; quotas: what is shared by all."""
+    """How it is scheduled. one_shot: no sandboxes, so no action is bound to a host. oracle: hints that tell the truth, and
+    nothing is learnt. services: what the GPUs serve; quotas: what is shared by all."""
 
     policy: str = "tangram"
     settings: dict[str, int] = field(default_factory=dict)

@@ -33,11 +33,11 @@ MEAN_THINK_S: Final = 2.0
 """Of a made action, on one unit, and of the thinking before it: with C/N = 0.43 all cores are busy on one unit each."""
 START_S: Final = 20.0
 """Trajectories start at random within it."""
-RATIOS: Final = (0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.2)
+RATIOS: Final = (0.2, 0.35, 0.5, 0.7, 1.0)
 
 
 class Made(NamedTuple):
-    """A made workload: lognormal durations of this variation; the part of all actions that scales, and the kinds that those are."""
+    """Lognormal durations of this variation; the part of all actions that scales, and the kinds that those are."""
 
     cv: float
     part: float
@@ -104,7 +104,10 @@ def replicated(recorded: Sequence[Trajectory], count: int, seed: int) -> list[Tr
 
 
 def recorded(path: Path, rigid_from_s: float | None) -> list[Trajectory]:
-    says = {kind: trace.Assumption(parallel=part, max_units=units, rigid_from_s=rigid_from_s) for kind, (part, units) in SCALES.items()}
+    says = {
+        kind: trace.Assumption(parallel=part, max_units=units, rigid_from_s=rigid_from_s)
+        for kind, (part, units) in SCALES.items()
+    }
     return trace.load(path, says, ["agent"])
 
 
@@ -114,13 +117,15 @@ def settings(extent: str, workloads: Sequence[str]) -> Iterator[Setting]:
             continue
         for hosts in (1, 4):
             for count in {"quick": (128,), "usual": (32, 128), "full": (32, 128, 512)}[extent]:
-                if count // hosts < 32:
+                if count < 32 * hosts:
                     continue
                 for ratio in (0.3, 0.5, 0.8) if extent == "quick" else RATIOS:
                     yield Setting(workload, count, max(1, round(ratio * count / hosts)) * hosts, hosts)
 
 
-def act_s(trajectories: list[Trajectory], setting: Setting, policy: str, units: int | None = None, *, oracle: bool = False) -> float:
+def act_s(
+    trajectories: list[Trajectory], setting: Setting, policy: str, units: int | None = None, *, oracle: bool = False
+) -> float:
     chosen = {} if units is None else {"fixed_units": units}
     simulation = Simulation(trajectories, setting.machines, Setup(policy, chosen, oracle=oracle))
     simulation.run()
@@ -150,9 +155,7 @@ def report(rows: list[tuple[Setting, dict[str, float]]]) -> Iterator[str]:
             if those:
                 parts = [[found[name] / best_fixed(found) for found in those] for name in names]
                 label = f"{hosts} host{'s' * (hosts > 1)}, {workload or 'all'} ({len(those)})"
-                yield f"{label:44}" + "".join(
-                    f"{geometric_mean(each):>13.3f} {max(each):>6.3f}" for each in parts
-                )
+                yield f"{label:44}" + "".join(f"{geometric_mean(each):>13.3f} {max(each):>6.3f}" for each in parts)
 
 
 def main(arguments: Sequence[str]) -> None:
