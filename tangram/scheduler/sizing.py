@@ -26,9 +26,9 @@ WAITS_MAX: Final = 8
 WAIT_GAIN: Final = 1.2
 """By so much it has to be better to wait by choice: when units come back is a guess. (Between 1.1 and 1.35 the mean completion
 time of simulated workloads differs by less than 2 %; at 1 it is up to 4 % higher.)"""
-FEW: Final = 8
+FEW: Final = 6
 """Candidates up to which each number of them to start is weighed; of more, three."""
-NEAR: Final = 8
+NEAR: Final = 4
 """Of those after them, for how many starting at once is weighed against waiting."""
 EXACT_MAX: Final = 4_096
 """Legal sizes of all candidates, times spare units, up to which gaps and tables are shared out exactly: half a millisecond, and
@@ -299,16 +299,16 @@ def priced(view: View, candidates: list[Candidate]) -> list[int]:
         sizes = group.best(prices.at(count), view.cores)
         fits = group.total(sizes, count) <= view.free
         plan = group.plan(sizes, count) if fits else group.from_minimum(view, count)
-        cost, following = _play(view, group, plan, count, prices)
+        cost, following = _play(view, group, plan, count, sizes, prices)
         if not units or cost < least:
             least, units = cost, group.each(plan)
             units[count : count + len(following)] = following
     return units
 
 
-def _play(view: View, group: Group, plan: Plan, count: int, prices: Prices) -> tuple[float, list[int]]:
-    """The first `count` start now as planned, and those after them in turn, each when and on what is best for it. Returns the sum
-    of completion times, with what the used core-time costs those to come, in microseconds; and the sizes of those after the first
+def _play(view: View, group: Group, plan: Plan, count: int, usual: list[int], prices: Prices) -> tuple[float, list[int]]:
+    """The first `count` start now as planned, and those after them in turn, each when and on what is best for it; the
+    farther ones on the sizes of `usual` (by kind). Returns the sum of completion times, with what the used core-time costs those to come, in microseconds; and the sizes of those after the first
     `count` that start now, too."""
     to_come = prices.future(0)
     total, free = 0.0, view.free
@@ -321,7 +321,6 @@ def _play(view: View, group: Group, plan: Plan, count: int, prices: Prices) -> t
                 free -= number * size
                 ends.append((took, number * size))
     ends.sort()
-    usual = group.best(prices.at(count), view.cores)
     now, passed = 0.0, 0
     following: list[int] = []
     for place, at in enumerate(group.of[count : count + BEHIND_MAX], count + 1):
@@ -355,11 +354,13 @@ def _turn(
 ) -> tuple[int, int]:
     """For how many of the next ends it is best to wait instead of starting on what is free, and the size then. Nobody waits
     who has waited for longer than it would run on that."""
+    want = kind.best(price, cores)
+    if want <= free:
+        return 0, want
     size = kind.best(price, free)
     took_us = kind.curve.at(size)
     found = 0, size
-    want = kind.best(price, cores)
-    if size >= want or waited_us >= took_us:
+    if waited_us >= took_us:
         return found
     least = took_us * (1 + price * size) / WAIT_GAIN
     available = free
