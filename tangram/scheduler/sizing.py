@@ -24,12 +24,13 @@ BEHIND_MAX: Final = 64
 WAITS_MAX: Final = 8
 """Release times at which a candidate that waits by choice might start."""
 WAIT_GAIN: Final = 1.2
-"""By so much it has to be better to wait by choice: when units come back is a guess. (Between 1.1 and 1.35 the mean completion
-time of simulated workloads differs by less than 2 %; at 1 it is up to 4 % higher.)"""
+"""By so much it has to be better to wait by choice: when units come back is a guess. Mean ACT beside the best fixed size on 30
+settings (`tests.simulation.settings`): 0.933 at 1.1 and 1.2, 0.937 at 1.5, 0.939 at 1, 0.949 if nobody waits."""
 FEW: Final = 6
 """Candidates up to which each number of them to start is weighed; of more, three."""
 NEAR: Final = 4
-"""Of those after them, for how many starting at once is weighed against waiting."""
+"""Of those after them, for how many starting at once is weighed against waiting. (Completion times of small cases lie above the
+best by 1.1 % in the mean at 4 as at 8; by 3.2 % if only the first is weighed, and only when the plan is chosen.)"""
 EXACT_MAX: Final = 4_096
 """Legal sizes of all candidates, times spare units, up to which gaps and tables are shared out exactly: half a millisecond, and
 the rule `paper` shares out up to 64 times."""
@@ -308,8 +309,8 @@ def priced(view: View, candidates: list[Candidate]) -> list[int]:
 
 def _play(view: View, group: Group, plan: Plan, count: int, usual: list[int], prices: Prices) -> tuple[float, list[int]]:
     """The first `count` start now as planned, and those after them in turn, each when and on what is best for it; the
-    farther ones on the sizes of `usual` (by kind). Returns the sum of completion times, with what the used core-time costs those to come, in microseconds; and the sizes of those after the first
-    `count` that start now, too."""
+    farther ones when what `usual` says (by kind) is there. Returns the sum of completion times, with what the used core-time
+    costs those to come, in microseconds; and the sizes of those after the first `count` that start now, too."""
     to_come = prices.future(0)
     total, free = 0.0, view.free
     ends = list(view.releases)
@@ -331,8 +332,6 @@ def _play(view: View, group: Group, plan: Plan, count: int, usual: list[int], pr
             now, back = ends[passed]
             free += back
             passed += 1
-        if free < size:
-            break
         if is_near:
             waited_us = view.waited_us if place == 1 else 0.0
             waits, size = _turn(kind, prices.at(place), view.cores, free, now, ends[passed : passed + WAITS_MAX], waited_us)

@@ -14,9 +14,12 @@ from tangram.scheduler.policies import Policy, charge, curve_of, legal_units, mo
 from tangram.scheduler.sizing import Candidate, View
 from tangram.scheduler.state import Action, HostKey, State
 
-TRY_DOWN = 2
 IDLE: Final = 0.5
 """Below this utilisation a size of which little is known may be tried."""
+TRY_FROM: Final = 2
+"""Such a size is at least this part of what the rule chose: one core in place of eight costs an action as much as a dozen others gain.
+(Mean ACT beside the best fixed size, learnt from nothing, 30 settings: 0.94 so, 0.946 if any is tried a quarter as often, 0.938 if
+none is.)"""
 
 
 class Units:
@@ -107,11 +110,11 @@ class Units:
         return curve_of(self.state, action, self._prior)
 
     def _try_out(self, action: Action, candidate: Candidate, free: int, chosen: int) -> int | None:
-        """A size of which too little is known, when nobody else needs the units."""
+        """A size of which too little is known, at least half of what is chosen, when nobody else needs the units."""
         model = self.state.models.get(model_key(action))
         if model is None or candidate.curve.table or not setting(self.state, "learn"):
             return None
-        sizes = candidate.sizes[bisect_left(candidate.sizes, chosen // TRY_DOWN) :]
+        sizes = candidate.sizes[bisect_left(candidate.sizes, chosen // TRY_FROM) :]
         return size_to_try(model, sizes, free)
 
     def _wide_waits(self, room: Room, action: Action, mask: int) -> bool:
