@@ -108,8 +108,9 @@ async def _first_line(descriptor: int) -> bytes:
 class LocalStack:
     """Broker, streams, scheduler and executors in `folder`; an async context manager.
 
-    policy, settings, shares: of the scheduler. executors: how many on this machine. nats: use this broker instead of an embedded
-    one. cores: how many of this machine's cores to offer; 0 for all. max_bytes: of streams, where not as declared.
+    policy, settings, shares, quotas (as for its command): of the scheduler. executors: how many on this machine. nats: use this
+    broker instead of an embedded one. cores: how many of this machine's cores to offer; 0 for all. max_bytes: of streams, where
+    not as declared.
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class LocalStack:
         policy: str = "tangram",
         settings: Mapping[str, int] | None = None,
         shares: Mapping[str, int] | None = None,
+        quotas: Sequence[str] = (),
         executors: int = 1,
         sync: Literal["always", "default"] = "always",
         port: int = 0,
@@ -131,7 +133,7 @@ class LocalStack:
     ) -> None:
         self.folder = folder
         self.policy, self.settings, self.executor_count = policy, dict(settings or {}), executors
-        self.shares = dict(shares or {})
+        self.shares, self.quotas = dict(shares or {}), list(quotas)
         self.url = nats or ""
         self.server: EmbeddedServer | None = None
         self.scheduler: RoleProcess | None = None
@@ -176,6 +178,8 @@ class LocalStack:
             arguments += ["--set", f"{name}={value}"]
         for task, weight in self.shares.items():
             arguments += ["--share", f"{task}={weight}"]
+        for quota in self.quotas:
+            arguments += ["--quota", quota]
         self.scheduler = await self._role("scheduler", arguments)
         return self.scheduler
 

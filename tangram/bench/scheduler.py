@@ -24,19 +24,25 @@ from tangram.scheduler.window import plan
 
 
 class Case(NamedTuple):
-    """A pool, and so many that wait for it. nodes: cores of each NUMA node of a host."""
+    """A pool, and so many that wait for it. nodes: cores of each NUMA node of a host; gpus: of each host, instead."""
 
     candidates: int
     hosts: int
-    nodes: tuple[int, ...]
+    nodes: tuple[int, ...] = ()
+    gpus: int = 0
 
     @property
     def units(self) -> int:
-        return self.hosts * sum(self.nodes)
+        return self.hosts * (sum(self.nodes) + self.gpus)
 
 
-CASES: Final = (Case(64, 1, (64, 64)), Case(2_048, 15, (64, 64, 64, 64)))
-"""An everyday window, and the paper's largest."""
+CASES: Final = (Case(64, 1, (64, 64)), Case(2_048, 15, (64, 64, 64, 64)), Case(2_048, 5, gpus=8))
+"""An everyday window, and the paper's largest on its cores and on its GPUs."""
+SERVICES: Final = {
+    f"s{number}": m.Service(weights_mib=65_536, restore_us=2_700_000, restore_fixed_us=100_000) for number in range(9)
+}
+"""Nine teachers of 64 GiB."""
+GPU_MEMORY_MIB: Final = 73_728
 ENVELOPE: Final = 64
 """Actions of a message: what 64 callers at once come to."""
 CLIENT_IDS: Final = 50_000
@@ -64,6 +70,12 @@ KINDS: Final = (
     _kind("score", 2),
 )
 """What is submitted, in turn: a number of them that shares no divisor with that of the hosts, so that all get all."""
+GPU_SPECS: Final = tuple(
+    m.encode(
+        m.ActionSpec(nonce=b"nonce---", kind="score", cost={"gpu": Demand(low=1, high=8, legal=(1, 2, 4, 8))}, service=service)
+    )
+    for service in SERVICES
+)
 SPECS: Final = tuple(m.encode(spec) for spec in KINDS)
 RESULT: Final = m.Result(
     nonce=KINDS[0].nonce, outcome=Outcome.OK, exit_code=0, units=1, queued_ns=10**6, run_ns=10**9, cpu_ns=10**9
@@ -73,7 +85,9 @@ RESULT: Final = m.Result(
 class Core:
     """A scheduler without a shell: a state, and a log."""
 
-    def __init__(self, hosts: int, nodes: tuple[int, ...]) -> None:
+    def __init__(self, case: Case) -> None:
+        self._key, self._specs = ("gpu", GPU_SPECS) if case.gpus else ("cpu", SPECS)
+        hosts, nodes = case.hosts, case.nodes
         self.state = State()
         self.log: list[Record] = []
         self._stamp_ns = 1
@@ -83,7 +97,15 @@ class Core:
         cores = [list(range(sum(nodes[:index]), sum(nodes[: index + 1]))) for index in range(len(nodes))]
         for host in range(hosts):
             joined = m.ExecutorJoined(
-                incarnation=f"i{host}", key="cpu", host=f"h{host}", machine_id="m", boot_id="b", cores=cores
+                incarnation=f"i{host}",
+                key=self._key,
+                host=f"h{host}",
+                machine_id="m",
+                boot_id="b",
+                cores=cores,
+                gpus=list(range(case.gpus)),
+                capacity={"gpu_memory": GPU_MEMORY_MIB} if case.gpus else {},
+                services=SERVICES if case.gpus else {},
             )
             self.put(subjects.executors(f"e{host}"), joined)
 
@@ -98,11 +120,11 @@ class Core:
             ids = list(range(self._n, self._n + min(ENVELOPE, count - at)))
             self._n += len(ids)
             part = ids[0] // CLIENT_IDS
-            specs = [SPECS[n % len(SPECS)] for n in ids]
+            specs = [self._specs[n % len(self._specs)] for n in ids]
             submitted = m.ActionsSubmitted(
                 client=f"c{part}", done_below=part * CLIENT_IDS, ids=ids, specs=specs, payloads=[PAYLOAD] * len(ids)
             )
-            self.put(subjects.actions("cpu", "bench"), submitted)
+            self.put(subjects.actions(self._key, "bench"), submitted)
 
     def decide(self) -> Iterator[tuple[str, m.DecisionsMade]]:
         """One window, decided and read back."""
@@ -137,7 +159,7 @@ def passes(queued: Sequence[int], count: int, say: Callable[[str], None]) -> lis
     rows = []
     for case in CASES:
         for behind in queued:
-            core = Core(case.hosts, case.nodes)
+            core = Core(case)
             core.submit(case.candidates + behind)
             core.log.clear()
             gc.collect()
@@ -148,6 +170,7 @@ def passes(queued: Sequence[int], count: int, say: Callable[[str], None]) -> lis
             row = {
                 "candidates": case.candidates,
                 "units": case.units,
+                "key": "gpu" if case.gpus else "cpu",
                 "queued": behind,
                 "p50_ms": round(1e3 * percentile(taken_s, 50), 4),
                 "p99_ms": round(1e3 * percentile(taken_s, 99), 4),
@@ -155,8 +178,8 @@ def passes(queued: Sequence[int], count: int, say: Callable[[str], None]) -> lis
             }
             rows.append(row)
             say(
-                f"candidates {case.candidates:5}  units {case.units:5}  queued {behind:7}: pass p50 {row['p50_ms']:8.3f} ms  "
-                f"p99 {row['p99_ms']:8.3f} ms, turn {turn_us:6.1f} us an action"
+                f"candidates {case.candidates:5}  {'GPUs' if case.gpus else 'cores':5} {case.units:5}  queued {behind:7}: "
+                f"pass p50 {row['p50_ms']:8.3f} ms  p99 {row['p99_ms']:8.3f} ms, turn {turn_us:6.1f} us an action"
             )
     return rows
 
@@ -181,7 +204,7 @@ def _turn_us(core: Core, rounds: int) -> float:
 def fold_per_s(actions: int = 20_000) -> float:
     """Actions a second from a log in memory to a state: the submission, the decision and the outcome of each decoded and
     folded, ENVELOPE actions a message."""
-    core = Core(1, (2 * ENVELOPE, 2 * ENVELOPE))
+    core = Core(Case(ENVELOPE, 1, (2 * ENVELOPE, 2 * ENVELOPE)))
     ended = 0
     while ended < actions:
         core.submit(ENVELOPE)

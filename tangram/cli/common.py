@@ -1,10 +1,15 @@
 """Options that several commands share."""
 
 import argparse
+import re
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from tangram import limits
 from tangram.errors import ConfigError, InvalidRequest
+
+if TYPE_CHECKING:
+    from tangram import messages as m
 
 
 def add_nats(command: argparse.ArgumentParser) -> None:
@@ -78,6 +83,35 @@ def shares(pairs: list[str]) -> dict[str, int]:
         found[task] = int(value)
     if len(found) > limits.SHARES_MAX:
         raise ConfigError(f"--share: at most {limits.SHARES_MAX} tasks can have a weight of their own")
+    return found
+
+
+def add_quota(command: argparse.ArgumentParser) -> None:
+    help_ = "so many at a time (0: any number), and so many tokens in any SECONDS, of what actions name by NAME; repeatable"
+    command.add_argument("--quota", action="append", default=[], metavar="NAME=CONCURRENCY[,TOKENS/SECONDS]", help=help_)
+
+
+_QUOTA: Final = re.compile(r"([A-Za-z0-9_-]{1,64})=([0-9]{1,12})(?:,([0-9]{1,12})/([0-9]{1,6}(?:\.[0-9]{1,3})?))?")
+
+
+def quotas(texts: list[str]) -> "dict[str, m.Quota]":
+    """Raises ConfigError for what is no quota, or a name that stands there twice or is a resource of hosts."""
+    from tangram import messages as m
+
+    found: dict[str, m.Quota] = {}
+    for text in texts:
+        match = _QUOTA.fullmatch(text)
+        if match is None:
+            raise ConfigError(f"--quota {text}: must be NAME=CONCURRENCY or NAME=CONCURRENCY,TOKENS/SECONDS")
+        name, concurrency, tokens, seconds = match.groups()
+        if name in found or name in ("cpu", "gpu", "memory"):
+            raise ConfigError(f"--quota {text}: {name} is the name of something already")
+        interval_ms = round(float(seconds) * 1e3) if seconds else 60_000
+        if not 1 <= interval_ms <= limits.DEADLINE_MS_MAX:
+            raise ConfigError(f"--quota {text}: the interval must be 0.001 to {limits.DEADLINE_MS_MAX // 1000} seconds")
+        found[name] = m.Quota(concurrency=int(concurrency), tokens=int(tokens or 0), interval_ms=interval_ms)
+    if len(found) > limits.QUOTAS_MAX:
+        raise ConfigError(f"--quota: must be at most {limits.QUOTAS_MAX}")
     return found
 
 

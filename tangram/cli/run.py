@@ -33,6 +33,9 @@ def add_to(commands: "Commands") -> None:
     command.add_argument("--task", default="shell")
     command.add_argument("--units", default="1", metavar="N|A-B", help="cores: a number, a fraction, a range or a list 1,2,4")
     command.add_argument("--memory", metavar="SIZE", help='such as "2GiB" (default: no limit)')
+    command.add_argument(
+        "--take", action="append", default=[], metavar="QUOTA[=TOKENS]", help="name a quota of the scheduler's; repeatable"
+    )
     command.add_argument("--image", default="", help="of its sandbox, where executors run containers")
     command.add_argument("--timeout", type=float, default=300.0, metavar="S", help="of its run time")
     command.add_argument("--deadline", type=float, default=3600.0, metavar="S", help="to wait for its start")
@@ -57,6 +60,17 @@ def parse_units(text: str) -> "int | float | tuple[int, int] | set[int]":
         return float(text) if "." in text else int(text)
     except ValueError:
         raise ConfigError(f"--units {text}: must be a number, a fraction, a range such as 1-8, or a list such as 1,2,4") from None
+
+
+def _quotas(texts: list[str]) -> dict[str, int]:
+    """Raises ConfigError."""
+    found = {}
+    for text in texts:
+        name, _, tokens = text.partition("=")
+        if not (tokens or "0").isdecimal() or not (tokens or "0").isascii():
+            raise ConfigError(f"--take {text}: must be QUOTA or QUOTA=TOKENS")
+        found[name] = int(tokens or "0")
+    return found
 
 
 async def _run(given: argparse.Namespace) -> int:
@@ -89,6 +103,7 @@ async def _run(given: argparse.Namespace) -> int:
                 "timeout": given.timeout,
                 "deadline": given.deadline,
                 "on_output": None if given.json else show,
+                "quotas": _quotas(given.take),
                 "stdin": await _standard_input() if given.stdin else b"",
             }
             if given.image:

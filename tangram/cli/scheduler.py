@@ -24,6 +24,7 @@ def add_to(commands: "Commands") -> None:
     command.add_argument("--policy", default="tangram", choices=list(POLICIES))
     command.add_argument("--set", action="append", default=[], metavar="NAME=INTEGER", help=f"one of {', '.join(SETTINGS)}")
     common.add_share(command)
+    common.add_quota(command)
     command.add_argument(
         "--silence", type=float, default=30.0, metavar="S", help="an executor not heard of for so long is lost (default: 30)"
     )
@@ -47,6 +48,7 @@ def _config(given: argparse.Namespace) -> "SchedulerConfig":
         policy=given.policy,
         settings=common.settings(given.set),
         shares=common.shares(given.share),
+        quotas=common.quotas(given.quota),
         silence_s=given.silence,
         models=read_file(given.seed_models) if given.seed_models is not None else (),
     )

@@ -25,6 +25,7 @@ def add_to(commands: "Commands") -> None:
     command.add_argument("--policy", default="tangram", choices=list(POLICIES))
     command.add_argument("--set", action="append", default=[], metavar="NAME=INTEGER")
     common.add_share(command)
+    common.add_quota(command)
     common.add_seed_models(command)
     common.add_sandbox(command)
     command.add_argument("--executors", type=common.positive, default=1, metavar="N")
@@ -47,6 +48,7 @@ async def _run(given: argparse.Namespace) -> int:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--data {folder}: {error.strerror}") from None
+    common.quotas(given.quota)
     if given.seed_models is not None:
         read_file(given.seed_models)  # what is wrong with it is said here, not in a log
     stack = LocalStack(
@@ -54,6 +56,7 @@ async def _run(given: argparse.Namespace) -> int:
         policy=given.policy,
         settings=common.settings(given.set),
         shares=common.shares(given.share),
+        quotas=given.quota,
         executors=given.executors,
         port=given.port,
         nats=given.nats,

@@ -27,6 +27,7 @@ def spec(
     duration: float | None = None,
     traceparent: str | None = None,
     key: str = "",
+    quotas: Mapping[str, int] | None = None,
 ) -> m.ActionSpec:
     """The spec of an action. trace_id: of whoever asks, if there is no span. Raises InvalidRequest."""
     cost: dict[str, m.Demand] = {}
@@ -37,6 +38,8 @@ def spec(
         cost["cpu"] = demand
     if memory is not None:
         cost["memory"] = m.Demand(low=request.memory_mib(memory))
+    if quotas is not None:
+        cost |= request.quotas(quotas)
     if not isinstance(retry, str) or retry not in ("never", "safe"):
         raise InvalidRequest("retry", 'must be "never" or "safe"', retry)
     return m.ActionSpec(
@@ -82,6 +85,7 @@ def program(
         duration=options.get("duration"),
         traceparent=options.get("traceparent"),
         key=options.get("key", ""),
+        quotas=options.get("quotas"),
     )
     if "cpu" not in made.cost:
         raise InvalidRequest("units", "must not be 0: a program needs a core, or a fraction of one", 0)

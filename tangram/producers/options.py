@@ -23,7 +23,8 @@ class SessionRunOptions(TypedDict, total=False):
     each of stdout and stderr that are kept, head and tail; the rest is counted. kind: names what this does; actions of one task
     and kind are taken to last alike. traceparent: W3C trace context. key: of your own, up to 200 characters: what this client,
     or a later one of its name, asks for again under it within an hour is not run again and shares the outcome; something else
-    under it is rejected (conflict)."""
+    under it is rejected (conflict). quotas: tokens by the name of a quota that the scheduler has; of each it also holds a place
+    while it runs."""
 
     units: Units
     timeout: float
@@ -38,6 +39,7 @@ class SessionRunOptions(TypedDict, total=False):
     on_output: OnOutput | None
     traceparent: str | None
     key: str
+    quotas: Mapping[str, int] | None
 
 
 class RunOptions(SessionRunOptions, total=False):

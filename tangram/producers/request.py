@@ -12,6 +12,7 @@ from tangram import limits
 from tangram import messages as m
 from tangram.errors import InvalidRequest
 from tangram.rules import broken_rule
+from tangram.subjects import token
 
 Units = int | float | tuple[int, int] | Set[int]
 """Whole cores; a fraction below 1; (least, most); or a set of legal amounts."""
@@ -41,6 +42,23 @@ def memory_mib(value: int | str) -> int:
     if not 1 <= mib <= limits.AMOUNT_MAX:
         raise InvalidRequest("memory", f"must be 1 to {limits.AMOUNT_MAX} MiB", value)
     return -int(-mib // 1)
+
+
+def quotas(value: object) -> dict[str, m.Demand]:
+    """The demands of {name: tokens}. Raises InvalidRequest."""
+    if not isinstance(value, Mapping):
+        raise InvalidRequest("quotas", "must be a dict of tokens by name", value)
+    found = {}
+    for name, tokens in value.items():
+        token(name, "quotas")
+        if name in ("cpu", "memory", "gpu"):
+            raise InvalidRequest("quotas", f"{name} is no quota", value)
+        if isinstance(tokens, bool) or not isinstance(tokens, int) or not 0 <= tokens <= limits.AMOUNT_MAX:
+            raise InvalidRequest("quotas", f"the tokens of {name} must be a whole number, 0 to {limits.AMOUNT_MAX}", tokens)
+        found[name] = m.Demand(low=tokens)
+    if len(found) > limits.RESOURCES_PER_ACTION_MAX - 2:  # beside cpu and memory
+        raise InvalidRequest("quotas", f"must be at most {limits.RESOURCES_PER_ACTION_MAX - 2}", value)
+    return found
 
 
 def cpu(units: Units) -> m.Demand | None:

@@ -168,8 +168,7 @@ class Candidates:
         return action.key, action.avoid, whose, kind, *((name, demand.low) for name, demand in cost.items())
 
     def _could_run(self, holder: Incarnation, action: Action, cost: dict[str, Demand]) -> bool:
-        host = self.state.hosts[holder.host]
-        return could_run(self.state, holder, action, cost) and fits_part(self.state, host, action.id.task, cost)
+        return could_run(self.state, holder, action, cost) and fits_part(self.state, holder, action, cost)
 
     def _choose(self, action: Action, cost: dict[str, Demand], takers: list[Incarnation]) -> Incarnation | None:
         """The best of those that have room now; the earlier one between equals. A start only makes its own host worse, so of a

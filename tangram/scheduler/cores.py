@@ -99,14 +99,17 @@ class CorePool:
         chosen: list[tuple[int, ...]] = []
         for count in counts:
             cores: tuple[int, ...] = ()
-            while len(cores) < count:
+            more = count
+            while more:
                 most = max(left, default=0)
                 if not most:
-                    raise ValueError(f"{count - len(cores)} cores short")
+                    raise ValueError(f"{more} cores short")
                 node = left.index(most)
-                at = len(shelves[node]) - most
-                found = shelves[node][at : at + count - len(cores)]
+                shelf = shelves[node]
+                at = len(shelf) - most
+                found = shelf[at : at + more]
                 left[node] -= len(found)
+                more -= len(found)
                 cores = tuple(sorted(cores + found)) if cores else found
             chosen.append(cores)
         for shelf, rest in zip(shelves, left, strict=True):

@@ -11,7 +11,7 @@ from tangram.scheduler.cores import MILLI
 from tangram.scheduler.fold_actions import advance, ask_to_end, cancel, enqueue, move, owe
 from tangram.scheduler.fold_clients import client_of, has_seen, is_replaced, see
 from tangram.scheduler.policies import charge, could_fit, could_run, fits_part, setting, size_of
-from tangram.scheduler.shares import fixed_part
+from tangram.scheduler.shares import fixed_gpus, fixed_part
 from tangram.scheduler.state import Action, ActionId, Client, Phase, Session, SessionPhase, State
 
 
@@ -191,7 +191,7 @@ def never_fits(state: State, action: Action) -> str:
                 if not service or service in holder.services:
                     places.append(holder)
                     if not cost or could_run(state, holder, action, cost):
-                        if not cost or not state.shares or fits_part(state, host, task, cost):
+                        if not cost or not state.shares or fits_part(state, holder, action, cost):
                             return ""
                         able.append(host)
     if not any_of_its_kind:
@@ -199,6 +199,8 @@ def never_fits(state: State, action: Action) -> str:
     if not places:
         return f"no executor serves {service}"
     if able:
+        if "gpu" in cost:
+            return f"the part of task {task} are {sum(map(int.bit_count, fixed_gpus(state, task).values()))} of the GPUs"
         most = max(fixed_part(state, host.pool.all.bit_count(), task) for host in able)
         return f"at most cpu {most * MILLI} of one host are the part of task {task}"
     if service and any(could_fit(state, holder, cost) for holder in places):

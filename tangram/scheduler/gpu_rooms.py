@@ -52,7 +52,8 @@ class GpuRoom:
         """When each GPU will be free of all that runs or waits for it."""
         self._reserved = [NEVER_US] * len(self._until)
         """When somebody who waits begins on it."""
-        self._spots: dict[tuple[str, str, int, float], Spot | None] = {}
+        self._has_reserved = False
+        self._spots: dict[tuple[str, int, str, int, float], Spot | None] = {}
         self._victims_on: dict[tuple[str, int, int], tuple[float, tuple[Copy, ...]] | None] = {}
         self._ranked: list[tuple[float, Copy]] | None = None
         self._occupy()
@@ -78,20 +79,20 @@ class GpuRoom:
     def begins(self, gpus: int, took_us: float) -> float:
         """When somebody who needs so long can begin there: at once, if it is done before whoever waits for it begins."""
         ids = ids_of(gpus)
-        if not gpus & self.used and all(took_us <= self._reserved[gpu] for gpu in ids):
+        if not gpus & self.used and (not self._has_reserved or took_us <= min([self._reserved[gpu] for gpu in ids])):
             return 0.0
         return max([self._until[gpu] for gpu in ids])
 
-    def spot(self, holder: Incarnation, service: str, size: int, mib: int, took_us: float) -> Spot | None:
-        """The chunk without a copy of this service that somebody who needs so long can have soonest, what it costs others
-        included, and that breaks the smallest free chunk; None if there is none with so much memory."""
-        key = (holder.id, service, size, took_us)
+    def spot(self, holder: Incarnation, gpus: int, service: str, size: int, mib: int, took_us: float) -> Spot | None:
+        """The chunk of these GPUs of its without a copy of this service that somebody who needs so long can have soonest, what it
+        costs others included, and that breaks the smallest free chunk; None if there is none with so much memory."""
+        key = (holder.id, gpus, service, size, took_us)
         if key in self._spots:
             return self._spots[key]
         best: Spot | None = None
         least = (math.inf, 0, 0)
         mine = [copy.gpus for copy in self.copies if copy.service == service and copy.holder == holder.id]
-        for chunk in _chunks(holder.gpus, size):
+        for chunk in _chunks(gpus, size):
             if service and chunk in mine:
                 continue
             found = self.victims(holder, chunk, mib)
@@ -158,6 +159,7 @@ class GpuRoom:
 
     def wait(self, gpus: int, begins_us: float, ends_us: float) -> None:
         """Somebody will begin there then. begins_us 0: nobody may use it until then."""
+        self._has_reserved = True
         for gpu in ids_of(gpus):
             self._reserved[gpu] = min(self._reserved[gpu], begins_us)
         self._taken(gpus, ends_us)

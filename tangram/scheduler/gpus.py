@@ -7,6 +7,7 @@ on the same GPUs, as far as their memory goes, and one at a time is used.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from tangram.rules import GPU_CHUNKS
 
@@ -26,6 +27,7 @@ def free_in_chunks(mask: int) -> dict[int, int]:
     return {size: size * sum(1 for _ in chunks(mask, size)) for size in GPU_CHUNKS}
 
 
+@lru_cache(4_096)
 def around(mask: int, chunk: int) -> int:
     """How many GPUs the largest aligned chunk of a mask has in which a chunk lies: what taking it would break. 0: it is not in
     the mask."""

@@ -12,8 +12,8 @@ from tangram.scheduler import sizing
 from tangram.scheduler.cores import MILLI
 from tangram.scheduler.elasticity import Curve, declared, learnt
 from tangram.scheduler.gpus import chunks
-from tangram.scheduler.shares import fixed_part
-from tangram.scheduler.state import Action, Host, Incarnation, State
+from tangram.scheduler.shares import fixed_gpus, fixed_part
+from tangram.scheduler.state import Action, Incarnation, State
 
 
 class GpuRule(Enum):
@@ -37,8 +37,8 @@ class Policy:
     """rule: how the candidates of a host share its cores; None: each has its minimum. reserves: a session holds `static_units`
     cores from open to close, and its actions run on them, as pods do. learns: sizes of which little is known are tried when
     cores idle. backfills: while a wide action has not waited for long, later ones may start that do not delay it (`reservation`).
-    by_task: tasks share by weight (`shares`). splits: each task keeps to its part of each host. gpus: how actions of services are
-    placed."""
+    by_task: tasks share by weight (`shares`). splits: each task keeps to its part of each host's cores, and of GPUs. gpus: how
+    actions of services are placed."""
 
     name: str
     rule: sizing.Rule | None = None
@@ -142,11 +142,15 @@ def size_of(state: State, holder: Incarnation, name: str) -> int:
     if name == "cpu":
         return holder.cores_mask.bit_count() * MILLI
     if name == "gpu":
-        return max((size for size in GPU_CHUNKS if any(chunks(holder.gpus, size))), default=0)
+        return _largest_chunk(holder.gpus)
     quota = state.quotas.get(name)
     if quota is not None:
         return quota.limit.tokens or limits.AMOUNT_MAX
     return state.hosts[holder.host].capacity.get(name, 0)
+
+
+def _largest_chunk(gpus: int) -> int:
+    return max((size for size in GPU_CHUNKS if any(chunks(gpus, size))), default=0)
 
 
 def weights_on_each(holder: Incarnation, service: str, size: int, memory_mib: int) -> int:
@@ -157,12 +161,13 @@ def weights_on_each(holder: Incarnation, service: str, size: int, memory_mib: in
     return -(-offer.weights_mib // max(size, 1)) if offer is not None else 0
 
 
-def fitting_chunks(state: State, holder: Incarnation, action: Action) -> tuple[int, ...]:
-    """The legal chunks of GPUs on which an executor could ever run an action, rising: it has one, and the weights have room."""
+def fitting_chunks(state: State, holder: Incarnation, action: Action, gpus: int) -> tuple[int, ...]:
+    """The legal chunks on which an executor could ever run an action, of these of its GPUs, rising: it has one, and the weights
+    have room."""
     service = action.spec.service
     if service and service not in holder.services:
         return ()
-    most, memory_mib = size_of(state, holder, "gpu"), state.hosts[holder.host].gpus.memory_mib
+    most, memory_mib = _largest_chunk(gpus), state.hosts[holder.host].gpus.memory_mib
     return tuple(
         size
         for size in legal_chunks(action.spec.cost["gpu"])
@@ -172,7 +177,7 @@ def fitting_chunks(state: State, holder: Incarnation, action: Action) -> tuple[i
 
 def could_run(state: State, holder: Incarnation, action: Action, cost: dict[str, Demand]) -> bool:
     """Whether an executor could run an action that is charged so, if nothing else ran there."""
-    return could_fit(state, holder, cost) and ("gpu" not in cost or bool(fitting_chunks(state, holder, action)))
+    return could_fit(state, holder, cost) and ("gpu" not in cost or bool(fitting_chunks(state, holder, action, holder.gpus)))
 
 
 def could_fit(state: State, holder: Incarnation, cost: dict[str, Demand]) -> bool:
@@ -180,9 +185,15 @@ def could_fit(state: State, holder: Incarnation, cost: dict[str, Demand]) -> boo
     return all(size_of(state, holder, name) >= demand.low for name, demand in cost.items())
 
 
-def fits_part(state: State, host: Host, task: str, cost: dict[str, Demand]) -> bool:
-    """Whether a task's part of a host has room for what is charged so, if nothing else of the task ran there."""
-    low = cost["cpu"].low if "cpu" in cost else 0
-    if not low or not POLICIES[state.policy].splits:
+def fits_part(state: State, holder: Incarnation, action: Action, cost: dict[str, Demand]) -> bool:
+    """Whether the part that an action's task has of an executor's host has room for what is charged so, if nothing else of the
+    task ran there."""
+    if not POLICIES[state.policy].splits:
         return True
-    return fixed_part(state, host.pool.all.bit_count(), task) * MILLI >= low
+    host, task = state.hosts[holder.host], action.id.task
+    low = cost["cpu"].low if "cpu" in cost else 0
+    if low and fixed_part(state, host.pool.all.bit_count(), task) * MILLI < low:
+        return False
+    return "gpu" not in cost or bool(
+        fitting_chunks(state, holder, action, holder.gpus & fixed_gpus(state, task).get(host.key, 0))
+    )

@@ -67,12 +67,14 @@ CONSUMER_IDLE_S = 3_600.0
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """leader: name in the log. settings: of `policies.SETTINGS`, all integers. shares: weights by task."""
+    """leader: name in the log. settings: of `policies.SETTINGS`, all integers. shares: weights by task. quotas: by the name that
+    actions use."""
 
     leader: str = "scheduler"
     policy: str = "tangram"
     settings: dict[str, int] = field(default_factory=dict)
     shares: dict[str, int] = field(default_factory=dict)
+    quotas: dict[str, m.Quota] = field(default_factory=dict)
     silence_s: float = 30.0
     """An executor without a heartbeat for so long, while our own connection works, is lost; and what a client that asked for
     it (`cancel_on_disconnect`) has open is cancelled."""
@@ -109,6 +111,7 @@ class SchedulerService:
         self._last_tick_s = 0.0
         self._trouble_told_s = 0.0
         self._collected_s = 0.0
+        self._own_epoch = 0
         self._unreported: list[tuple[StoredMessage, Folded]] = []
         """What was skipped while nobody led, as far as is known."""
         self._asks: dict[str, tuple[float, Delivery, m.Ask]] = {}
@@ -133,7 +136,7 @@ class SchedulerService:
                 except NotLeader as error:
                     if await self._is_superseded():
                         raise Superseded(f"another scheduler leads: {error}") from error
-                    log.warning("what was last written to %s is no leader's record: taking the lead again", subjects.LEADER)
+                    log.warning("what was last written to %s is no other leader's record: taking the lead again", subjects.LEADER)
                     await asyncio.sleep(LEAD_RETRY_S)
                 except (BrokerTimeout, BrokerUnavailable, Busy) as error:
                     if self.broker.is_closed:
@@ -154,9 +157,11 @@ class SchedulerService:
         await self._exporter.write(self.state)
 
     async def _is_superseded(self) -> bool:
-        """Whether what fences us is a record."""
+        """Whether what fences us is a record, and not our own, which a replica that leads the stream now may not have applied."""
         try:
             last = await last_for(self.broker, subjects.STREAM, subjects.LEADER)
+            if last is not None and last.seq == self._own_epoch:
+                return False
             return last is not None and m.decode(last.subject, last.data) is not None
         except m.Malformed as error:
             return error.unknown_type
@@ -192,10 +197,11 @@ class SchedulerService:
             python_version=platform.python_version(),
             checkpoint_seq=self._restored_seq,
             shares=self.config.shares,
+            quotas=self.config.quotas,
         )
         self.leading.clear()
         writer = await LeaderWriter.acquire(self.broker, subjects.STREAM, subjects.LEADER, m.encode(record))
-        self._written_seq = writer.epoch
+        self._written_seq = self._own_epoch = writer.epoch
         assert self._reader is not None
         self._reader.expect(writer.epoch)
         while self.state.seq < writer.epoch and not self._stop.is_set():

@@ -4,7 +4,7 @@ a copy is restored first.
 For each candidate, in arrival order, the place that costs least is taken: when it can begin there, restoring, its run, what the
 copies that make room are worth, and the price of the GPU-seconds that it holds. What is chosen may lie in the future: the action
 then waits, and the GPUs count as taken until it would be done, so that not everybody waits for the same copy. Others may use
-them until then.
+them until then, as long as it has not waited for `patience_ms`.
 """
 
 import math
@@ -23,14 +23,24 @@ from tangram.scheduler.elasticity import Curve
 from tangram.scheduler.gpu_rooms import NEVER_US, GpuRoom, restore_us
 from tangram.scheduler.gpus import Copy, chunks
 from tangram.scheduler.load import gpu_utilisation
-from tangram.scheduler.policies import GpuRule, Policy, charge, could_run, fitting_chunks, legal_chunks, setting, weights_on_each
+from tangram.scheduler.policies import (
+    POLICIES,
+    GpuRule,
+    Policy,
+    charge,
+    could_run,
+    fits_part,
+    fitting_chunks,
+    legal_chunks,
+    setting,
+    weights_on_each,
+)
+from tangram.scheduler.shares import fixed_gpus
 from tangram.scheduler.sizing import Prices, View
 from tangram.scheduler.state import Action, ActionId, HostKey, Incarnation, QueueKey, State
 
 LOOKED_AT_MAX: Final = 64
 """Candidates of one pass that wait; those behind them are not looked at."""
-PATIENCE_NS: Final = 20_000_000_000
-"""Beyond this nobody uses the GPUs that a waiting action needs, however short."""
 CHUNK_FACTOR: Final = 3.0
 """On the price of a core of a pool that is as busy: whoever takes a chunk keeps others from the copies on it and from the larger
 chunks around it. (Mean ACT of six simulated settings, beside 1: 0.88 in the geometric mean, at worst 1.05; at 0.3: 1.22.)"""
@@ -57,6 +67,9 @@ class Services:
         self.found = found
         self.evicted: list[Action] = []
         self._rule = policy.gpus
+        self._splits = POLICIES[state.policy].splits
+        self._parts: dict[str, dict[HostKey, int]] = {}
+        """Where they are split: GPUs by task and host."""
         self._curve_of = curve_of
         self._rooms: dict[HostKey, GpuRoom] = {}
         self._waiting: dict[tuple[object, ...], deque[Action]] = {}
@@ -66,8 +79,13 @@ class Services:
         self._stuck: set[tuple[object, ...]] = set()
         """By the same: those that wait for a chunk, or for what is beside it. An equal can do no better; only asked for
         membership."""
+        self._able: dict[tuple[object, ...], list[Incarnation]] = {}
+        """By the same: who could ever run them."""
+        self._fitting_on: dict[tuple[object, ...], tuple[int, ...]] = {}
+        """What `fitting_chunks` found, by what it depends on."""
         self._waits = 0
-        self._price: float | None = None
+        self._prices: dict[str, float] = {}
+        """By task, where GPUs are split; else one for all."""
         self._has_free = True
         self._is_planned = policy.gpus in (GpuRule.PAPER, GpuRule.GAIN)
         self._fell_short = False
@@ -87,8 +105,9 @@ class Services:
         if self._is_planned and action.id not in self._plan() and not self._fell_short:
             return not self._sizes_anywhere(action)  # one that fits nowhere holds up nobody
         cost = {name: demand for name, demand in charge(self.state, action).items() if name != "gpu"}
-        takers = self.found.takers_of(action)
-        able = [each for each in takers if could_run(self.state, each, action, charge(self.state, action))]
+        able = self._able.get(equal)
+        if able is None:
+            able = self._able[equal] = [each for each in self.found.takers_of(action) if self._could_run(each, action)]
         if not self.found.has_quota(cost, lambda: able):
             return not self.found.is_closed(cost)
         static = self._rule is GpuRule.STATIC and spec.service
@@ -120,6 +139,18 @@ class Services:
         self._start(action, best, cost)
         return True
 
+    def _could_run(self, holder: Incarnation, action: Action) -> bool:
+        cost = charge(self.state, action)
+        return could_run(self.state, holder, action, cost) and fits_part(self.state, holder, action, cost)
+
+    def _own(self, holder: Incarnation, task: str) -> int:
+        """The GPUs of an executor that a task may have."""
+        if not self._splits:
+            return holder.gpus
+        if task not in self._parts:
+            self._parts[task] = fixed_gpus(self.state, task)
+        return holder.gpus & self._parts[task].get(holder.host, 0)
+
     def _hold_back(self, action: Action, cost: dict[str, Demand], holders: list[Incarnation]) -> None:
         """The first of each queue that waits keeps its share of what it needs beside GPUs."""
         if action.queue not in self._held:
@@ -129,7 +160,7 @@ class Services:
     # --- where it could run ---
 
     def _sizes(self, action: Action, holder: Incarnation) -> tuple[int, ...]:
-        sizes = fitting_chunks(self.state, holder, action)
+        sizes = self._fitting(action, holder, self._own(holder, action.id.task))
         if self._rule is GpuRule.FIXED and sizes:
             wanted = setting(self.state, "fixed_units")
             return (min(sizes, key=lambda size: (abs(size - wanted), size)),)
@@ -154,21 +185,28 @@ class Services:
         if not self.found.within_quotas(cost):
             return ()
         takers = [holder for holder in self.found.takers_of(action) if self.found.has_room(action, holder, cost)]
-        return tuple(sorted({size for holder in takers for size in fitting_chunks(self.state, holder, action)}))
+        return tuple(sorted({size for holder in takers for size in self._fitting(action, holder, holder.gpus)}))
+
+    def _fitting(self, action: Action, holder: Incarnation, gpus: int) -> tuple[int, ...]:
+        key = (holder.id, gpus, action.spec.service, action.spec.cost["gpu"])
+        found = self._fitting_on.get(key)
+        if found is None:
+            found = self._fitting_on[key] = fitting_chunks(self.state, holder, action, gpus)
+        return found
 
     def _places(self, action: Action, cost: dict[str, Demand], takers: list[Incarnation]) -> list[Place]:
         curve, service = self._curve_of(action), action.spec.service
-        price = self._price_now() if self._rule is GpuRule.PRICED else 0.0
+        price = self._price_now(action.id.task if self._splits else "") if self._rule is GpuRule.PRICED else 0.0
         counts = self._rule is GpuRule.PRICED and setting(self.state, "count_restore")
         waiting = len(self.state.queues[action.queue]) if action.queue is not None else 1
         found: list[Place] = []
         for holder in takers:
             if not holder.gpus or not self.found.has_room(action, holder, cost):
                 continue
-            room, sizes = self._room(holder.host), self._sizes(action, holder)
+            room, sizes, gpus = self._room(holder.host), self._sizes(action, holder), self._own(holder, action.id.task)
             for copy in room.copies if service else ():
                 size = copy.gpus.bit_count()
-                mine = copy.service == service and copy.holder == holder.id and not copy.gpus & ~holder.gpus
+                mine = copy.service == service and copy.holder == holder.id and not copy.gpus & ~gpus
                 if mine and size in sizes and room.begins(copy.gpus, NEVER_US) < NEVER_US:
                     run_us = curve.at(size)
                     begins = room.begins(copy.gpus, run_us)
@@ -180,7 +218,7 @@ class Services:
                 run_us, weights_us = curve.at(size), restore_us(offer, size)
                 took_us = weights_us + run_us
                 mib = weights_on_each(holder, service, size, room.host.gpus.memory_mib)
-                spot = room.spot(holder, service, size, mib, took_us)
+                spot = room.spot(holder, gpus, service, size, mib, took_us)
                 if spot is not None:
                     begins = room.begins(spot.gpus, took_us)
                     cost_us = begins + run_us * (1 + price * size)
@@ -196,20 +234,24 @@ class Services:
         self._has_free = self._has_free and any(self._room(key).free for key, host in self.state.hosts.items() if host.gpus.all)
         return self._has_free
 
-    def _price_now(self) -> float:
+    def _price_now(self, task: str) -> float:
         """Of a GPU-microsecond, in action-microseconds of waiting that it causes, over all hosts with GPUs: these actions are
-        bound to none. Only those count as waiting whose service is not being served: the others want a copy, not GPUs."""
-        if self._price is None:
+        bound to none. task: over its part of them. Only those count as waiting whose service is not being served: the others want
+        a copy, not GPUs."""
+        if task not in self._prices:
             state = self.state
-            rooms = [self._room(key) for key, host in state.hosts.items() if host.gpus.all]
-            gpus = sum(room.host.gpus.all.bit_count() for room in rooms)
-            free = sum((room.host.gpus.all & ~room.used).bit_count() for room in rooms)
+            own = fixed_gpus(state, task) if task else {key: host.gpus.all for key, host in state.hosts.items() if host.gpus.all}
+            rooms = [self._room(key) for key in own]
+            gpus = sum(map(int.bit_count, own.values()))
+            free = sum((own[room.host.key] & ~room.used).bit_count() for room in rooms)
             serving = {grant.service for room in rooms for each in room.host.live for grant in each.grants.values()}
             blocked = sum(
-                len(queue) for key, queue in state.queues.items() if "gpu" in key.resources and key.service not in serving
+                len(queue)
+                for key, queue in state.queues.items()
+                if "gpu" in key.resources and key.service not in serving and task in ("", key.task)
             )
             busy = math.fsum(
-                gpu_utilisation(room.host, state.now_ns) * room.host.gpus.all.bit_count() / max(gpus, 1) for room in rooms
+                gpu_utilisation(room.host, state.now_ns) * own[room.host.key].bit_count() / max(gpus, 1) for room in rooms
             )
             view = View(
                 cores=max(gpus, 1),
@@ -219,8 +261,8 @@ class Services:
                 utilisation=busy,
                 releases=[],
             )
-            self._price = CHUNK_FACTOR * Prices(view, 0).at(0)
-        return self._price
+            self._prices[task] = CHUNK_FACTOR * Prices(view, 0).at(0)
+        return self._prices[task]
 
     # --- what is decided ---
 
@@ -244,7 +286,7 @@ class Services:
             room.restore(Copy(action.spec.service, place.gpus, mib, place.holder.id, self.state.now_ns), place.victims)
 
     def _reserve(self, action: Action, place: Place) -> None:
-        patient = self.state.now_ns - action.ready_ns < PATIENCE_NS
+        patient = self.state.now_ns - action.ready_ns < setting(self.state, "patience_ms") * 1_000_000
         self._room(place.holder.host).wait(place.gpus, place.begins if patient else 0.0, place.ends)
 
     def _room(self, key: HostKey) -> GpuRoom:

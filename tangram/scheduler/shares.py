@@ -2,14 +2,14 @@
 
 `fair`: the next action is that of the task that holds least of what it asks for, by weight. On each host a task may hold what the
 others do not want of its cores, and its share by weight in any case.
-`split-by-task`: a task has its part of each host and never more.
+`split-by-task`: a task has its part of the cores of each host, and of the GPUs of the pool, and never more.
 """
 
 from collections.abc import Iterator
 from math import ceil, sqrt
 from typing import Final
 
-from tangram.scheduler.cores import MILLI
+from tangram.scheduler.cores import MILLI, cores_of
 from tangram.scheduler.parts import IDLE_NS, mean_cores
 from tangram.scheduler.state import Host, HostKey, QueueKey, State
 
@@ -35,6 +35,18 @@ def split(cores: int, weights: dict[str, int]) -> dict[str, int]:
 def fixed_part(state: State, cores: int, task: str) -> int:
     """Of a host with so many cores, under `split-by-task`: by the weights that are named, equally if none is."""
     return split(cores, state.shares or dict.fromkeys(state.tasks, 1)).get(task, 0)
+
+
+def fixed_gpus(state: State, task: str) -> dict[HostKey, int]:
+    """A task's GPUs under `split-by-task`, as a mask for each host on which it has any: whole ones by weight, one task behind the
+    other, by name, along the hosts, so that most of a part lies in large chunks."""
+    every = [(key, gpu) for key, host in state.hosts.items() for gpu in cores_of(host.gpus.all)]
+    parts = split(len(every), state.shares or dict.fromkeys(state.tasks, 1))
+    first = sum(count for other, count in parts.items() if other < task)
+    found: dict[HostKey, int] = {}
+    for key, gpu in every[first : first + parts.get(task, 0)]:
+        found[key] = found.get(key, 0) | 1 << gpu
+    return found
 
 
 class Shares:

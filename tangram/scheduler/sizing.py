@@ -52,13 +52,15 @@ class Candidate:
         """What each unit of the next step up from `size` gains, and the size after it; None if none gains. The law is convex,
         so that is the next size; a table may have steps that gain nothing before one that does."""
         after = bisect_right(self.sizes, size)
+        if after == len(self.sizes):
+            return None
         now_us = self.curve.at(size)
-        best: tuple[float, int] | None = None
-        for following in self._faster(after) if self.curve.table else self.sizes[after : after + 1]:
+        best = (0.0, size)
+        for following in self._faster(after) if self.curve.table else (self.sizes[after],):
             gain = (now_us - self.curve.at(following)) / (following - size)
-            if gain > 0 and (best is None or gain > best[0]):
+            if gain > best[0]:
                 best = gain, following
-        return best
+        return best if best[0] > 0 else None
 
     def best(self, price: float, most: int) -> int:
         """The legal size of at most `most` units at which duration * (1 + price * units) is least; at least the smallest."""
@@ -69,11 +71,10 @@ class Candidate:
             return min(allowed, key=lambda size: (self.curve.at(size) * (1 + price * size), size), default=sizes[0])
         low, high = 0, len(sizes) - 1
         while low < high:  # the cost is convex in the size, so it falls and then rises
-            middle = (low + high) // 2
+            middle = (low + high) >> 1
             size, more = sizes[middle], sizes[middle + 1]
-            if more <= most and (serial + parallel / more + overhead * more) * (1 + price * more) < (
-                serial + parallel / size + overhead * size
-            ) * (1 + price * size):
+            less = (serial + parallel / size + overhead * size) * (1 + price * size)
+            if more <= most and (serial + parallel / more + overhead * more) * (1 + price * more) < less:
                 low = middle + 1
             else:
                 high = middle
@@ -124,7 +125,7 @@ class Group:
 
     def best(self, price: float, most: int) -> list[int]:
         """By kind."""
-        return [kind.best(price, most) for kind in self.kinds]
+        return [kind.best(price, most) if len(kind.sizes) > 1 else kind.sizes[0] for kind in self.kinds]
 
     def from_minimum(self, view: "View", count: int) -> Plan:
         """The first `count`, each from its minimum up by marginal gain."""
@@ -133,8 +134,9 @@ class Group:
         members = [who[: bisect_left(who, count)] for who in self.members]
         spare = view.free - self.total(self.least, count)
         if self.is_uneven:
-            sizes = [self.kinds[kind].sizes for kind in self.of[:count]]
-            if spare * sum(map(len, sizes)) <= EXACT_MAX:
+            choices = sum([len(kind.sizes) * len(who) for kind, who in zip(self.kinds, members, strict=True)])
+            if spare * choices <= EXACT_MAX:
+                sizes = [self.kinds[kind].sizes for kind in self.of[:count]]
                 chosen = exactly(sizes, lambda index, units: self.kinds[self.of[index]].curve.at(units), spare)
                 return [Counter([chosen[index] for index in who]) for who in members]
         return by_marginal_gain(self.least, [kind.step for kind in self.kinds], members, spare)

@@ -371,7 +371,8 @@ def check_chunks(state: State, window: Window) -> None:
         assert decision.units == decision.amounts["gpu"] == len(decision.gpus)
         assert demand.low <= len(decision.gpus) <= max(demand.low, demand.high)
         assert not demand.legal or len(decision.gpus) in demand.legal
-        assert not mask & ~holder.gpus, f"{decision.gpus} are not those of {holder.id}"
+        allowed = gpu_part(state, holder, decision.action.id.task)
+        assert not mask & ~allowed, f"{decision.gpus} are not those of {holder.id}, or of the task"
         assert not mask & used[key], f"{decision.gpus} are in use"
         used[key] |= mask
         assert not spec.service or spec.service in holder.services
@@ -437,8 +438,27 @@ def places(state: State, action: Action) -> list[Incarnation]:
     return [holder for holder in found if holder.host not in action.avoid] or found
 
 
+def gpu_part(state: State, holder: Incarnation, task: str) -> int:
+    """The GPUs of an executor that a task may have."""
+    if not POLICIES[state.policy].splits:
+        return holder.gpus
+    counts = [host.gpus.all.bit_count() for host in state.hosts.values()]
+    parts = parts_of(state, sum(counts))
+    names = sorted(parts)
+    owners = iter([name for name in names for _ in range(parts[name])])
+    return holder.gpus & mask_of(
+        [
+            gpu
+            for host in state.hosts.values()
+            for gpu in cores_of(host.gpus.all)
+            if next(owners) == task and host.key == holder.host
+        ]
+    )
+
+
 def chunks_for(state: State, holder: Incarnation, action: Action) -> list[tuple[int, ...]]:
-    """Where on an executor's GPUs an action could ever run."""
+    """Where on the GPUs of an executor that are its task's an action could ever run."""
+    own = gpu_part(state, holder, action.id.task)
     demand, service = action.spec.cost["gpu"], action.spec.service
     sizes = [size for size in (1, 2, 4, 8) if demand.low <= size <= max(demand.low, demand.high)]
     memory_mib = state.hosts[holder.host].gpus.memory_mib
@@ -447,7 +467,7 @@ def chunks_for(state: State, holder: Incarnation, action: Action) -> list[tuple[
         weights = -(-holder.services[service].weights_mib // size) if service in holder.services else 1 << 40 if service else 0
         if (not demand.legal or size in demand.legal) and weights <= memory_mib:
             every = [tuple(range(at, at + size)) for at in range(0, 64, size)]
-            found += [chunk for chunk in every if not mask_of(chunk) & ~holder.gpus]
+            found += [chunk for chunk in every if not mask_of(chunk) & ~own]
     return found
 
 
@@ -466,10 +486,15 @@ def part(state: State, host: Host, task: str) -> int:
     cores = host.pool.all.bit_count()
     if not POLICIES[state.policy].splits:
         return cores * WHOLE
+    return parts_of(state, cores).get(task, 0) * WHOLE
+
+
+def parts_of(state: State, units: int) -> dict[str, int]:
+    """Whole units by weight, by task."""
     weights = state.shares or dict.fromkeys((task for task, _ in state.clients), 1)
-    exact = {name: Fraction(cores * weight, sum(weights.values())) for name, weight in weights.items()}
-    over = sorted(exact, key=lambda name: (-(exact[name] % 1), name))[: cores - sum(int(each) for each in exact.values())]
-    return (int(exact.get(task, 0)) + (task in over)) * WHOLE
+    exact = {name: Fraction(units * weight, sum(weights.values())) for name, weight in weights.items()}
+    over = sorted(exact, key=lambda name: (-(exact[name] % 1), name))[: units - sum(int(each) for each in exact.values())]
+    return {name: int(each) + (name in over) for name, each in exact.items()}
 
 
 def check_nothing_stalls(world: World) -> None:

@@ -267,3 +267,64 @@ def test_without_weights_what_is_wider_than_its_part_now_waits_and_holds_nobody_
     assert {(start.task, start.n) for start in world.decide()} == {("a", 1), ("b", narrow.n)}
     assert world.outcome(wide) == ""
     assert running(worker) == {"a": 1, "b": 1}
+
+
+def on_gpus(hosts: int, shares: dict[str, int] | None = None) -> World:
+    """Hosts with four GPUs each, which serve s."""
+    world = World()
+    world.lead("split-by-task", shares=shares, learn=0)
+    for number in range(hosts):
+        services = {"s": m.Service(weights_mib=10, restore_us=1_000)}
+        world.join(f"e{number}", key="gpu", host=f"h{number}", gpus=range(4), services=services)
+    return world
+
+
+def wanted_gpus(world: World, task: str, count: int, gpu: int | m.Demand = 1) -> list[ActionId]:
+    hint = m.Hint(duration_us=1_000_000)
+    return [world.submit(task=task, client=f"of-{task}", key="gpu", service="s", gpu=gpu, hint=hint) for _ in range(count)]
+
+
+def gpus_by_task(world: World) -> dict[str, list[tuple[str, int]]]:
+    held: dict[str, list[tuple[str, int]]] = {}
+    for each in world.state.incarnations.values():
+        for key, grant in each.grants.items():
+            held.setdefault(key.action.task, []).extend((each.host.name, gpu) for gpu in range(4) if grant.gpus >> gpu & 1)
+    return {task: sorted(each) for task, each in held.items()}
+
+
+def test_gpus_are_split_over_the_whole_pool_one_task_behind_the_other() -> None:
+    world = on_gpus(2, {"a": 3, "b": 5})
+    wanted_gpus(world, "a", 20)
+    world.decide()
+    first = [("h0", 0), ("h0", 1), ("h0", 2)]
+    assert gpus_by_task(world) == {"a": first}, "the rest is of b, whether b is there or not"
+    wanted_gpus(world, "b", 20)
+    world.decide()
+    assert gpus_by_task(world) == {"a": first, "b": [("h0", 3), *(("h1", gpu) for gpu in range(4))]}
+
+
+def test_chunks_of_a_part_are_aligned_and_who_finds_none_that_large_is_refused() -> None:
+    world = on_gpus(2, {"a": 3, "b": 5})
+    (pair,) = wanted_gpus(world, "a", 1, gpu=2)
+    (four,) = wanted_gpus(world, "b", 1, gpu=4)
+    (too_large,) = wanted_gpus(world, "a", 1, gpu=4)
+    world.decide()
+    assert gpus_by_task(world) == {"a": [("h0", 0), ("h0", 1)], "b": [("h1", gpu) for gpu in range(4)]}
+    assert (world.outcome(pair), world.outcome(four)) == ("", "")
+    result = world.result(too_large)
+    assert result is not None
+    assert (result.reason, result.detail) == ("never_fits", "the part of task a are 3 of the GPUs")
+
+
+def test_a_task_does_not_use_a_copy_that_lies_on_another_tasks_gpus() -> None:
+    world = on_gpus(1)
+    (mine,) = wanted_gpus(world, "a", 1, gpu=4)
+    world.decide()
+    assert len(gpus_by_task(world)["a"]) == 4, "alone it has them all"
+    world.workers["i1"].finish(mine)
+    wanted_gpus(world, "b", 1, gpu=m.Demand(low=1, high=4))
+    wanted_gpus(world, "a", 1, gpu=m.Demand(low=1, high=4))
+    world.decide()
+    held = gpus_by_task(world)
+    assert set(held["a"]) <= {("h0", 0), ("h0", 1)}
+    assert set(held["b"]) <= {("h0", 2), ("h0", 3)}
