@@ -17,9 +17,8 @@ from tangram.scheduler.state import Action, HostKey, State
 IDLE: Final = 0.5
 """Below this utilisation a size of which little is known may be tried."""
 TRY_FROM: Final = 2
-"""Such a size is at least this part of what the rule chose: one core in place of eight costs an action as much as a dozen others gain.
-(Mean ACT beside the best fixed size, learnt from nothing, 30 settings: 0.94 so, 0.946 if any is tried a quarter as often, 0.938 if
-none is.)"""
+"""Such a size is at least this part of what the rule chose: far below that a try costs more than it tells. (Mean ACT beside the
+best fixed size, learnt from nothing, on 30 settings: 0.941 so, 0.946 if any is tried, a quarter as often, 0.938 if none is.)"""
 
 
 class Units:
