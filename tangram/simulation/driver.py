@@ -27,8 +27,8 @@ UNITS_SETTING: Final = {"static-trajectory": "static_units", "static-service": "
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """How it is scheduled. one_shot: no sandboxes, so no action is bound to a host. oracle: hints that tell the truth.
-    services: what the GPUs serve; quotas: what is shared by all."""
+    """How it is scheduled. one_shot: no sandboxes, so no action is bound to a host. oracle: hints that tell the truth, and
+    nothing is learnt. services: what the GPUs serve; quotas: what is shared by all."""
 
     policy: str = "tangram"
     settings: dict[str, int] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Simulation:
             leader="simulation",
             behaviour=BEHAVIOUR,
             policy=setup.policy,
-            settings=setup.settings,
+            settings={"learn": 0, **setup.settings} if setup.oracle else setup.settings,
             quotas=setup.quotas,
             shares=setup.shares,
         )
