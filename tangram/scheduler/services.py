@@ -4,7 +4,7 @@ a copy is restored first.
 For each candidate, in arrival order, the place that costs least is taken: when it can begin there, restoring, its run, what the
 copies that make room are worth, and the price of the GPU-seconds that it holds. What is chosen may lie in the future: the action
 then waits, and the GPUs count as taken until it would be done, so that not everybody waits for the same copy. Others may use
-them until then.
+them until then, as long as it has not waited for `patience_ms`.
 """
 
 import math
@@ -41,8 +41,6 @@ from tangram.scheduler.state import Action, ActionId, HostKey, Incarnation, Queu
 
 LOOKED_AT_MAX: Final = 64
 """Candidates of one pass that wait; those behind them are not looked at."""
-PATIENCE_NS: Final = 20_000_000_000
-"""Beyond this nobody uses the GPUs that a waiting action needs, however short."""
 CHUNK_FACTOR: Final = 3.0
 """On the price of a core of a pool that is as busy: whoever takes a chunk keeps others from the copies on it and from the larger
 chunks around it. (Mean ACT of six simulated settings, beside 1: 0.88 in the geometric mean, at worst 1.05; at 0.3: 1.22.)"""
@@ -288,7 +286,7 @@ class Services:
             room.restore(Copy(action.spec.service, place.gpus, mib, place.holder.id, self.state.now_ns), place.victims)
 
     def _reserve(self, action: Action, place: Place) -> None:
-        patient = self.state.now_ns - action.ready_ns < PATIENCE_NS
+        patient = self.state.now_ns - action.ready_ns < setting(self.state, "patience_ms") * 1_000_000
         self._room(place.holder.host).wait(place.gpus, place.begins if patient else 0.0, place.ends)
 
     def _room(self, key: HostKey) -> GpuRoom:

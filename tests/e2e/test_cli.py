@@ -67,7 +67,7 @@ async def test_run_exits_as_the_program_did(url: str, arguments: tuple[str, ...]
         ("bench", "pipeline", "--seconds", "-1"),
         ("bench", "pipeline", "--seconds", "nan"),
         ("bench", "scheduler", "--backlog", "-1"),
-        ("bench", "scheduler", "--queued", "0"),
+        ("bench", "scheduler", "--queued", "-1"),
         ("bench", "scheduler", "--payload", "9999999"),
     ],
     ids=" ".join,

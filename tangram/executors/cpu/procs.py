@@ -20,6 +20,10 @@ _FOREIGN_AGE_S: Final = 10
 fork and its exec."""
 _THREADS_OF_THE_KERNEL: Final = 2
 
+_LISTINGS_MAX: Final = 16
+"""Of one look: on a host where processes end all the time each listing would call for another."""
+_NOTHING: Final = frozenset({b""})
+
 Foreign = set[tuple[int, int]]
 """(pid, start time) of processes that need not be looked into again."""
 
@@ -99,19 +103,30 @@ def scan(foreign: Foreign) -> Snapshot:
     environments: dict[int, frozenset[bytes]] = {}
     young = (time.clock_gettime(time.CLOCK_BOOTTIME) - _FOREIGN_AGE_S) * _TICKS_PER_S
     known: Foreign = set()
-    for name in os.listdir("/proc"):
-        if not name.isdecimal() or (one := process(int(name))) is None:
-            continue
-        everyone[one.pid] = one
-        key = (one.pid, one.started)
-        if key in foreign:
-            known.add(key)
-            continue
-        environment = frozenset(_read(f"/proc/{name}/environ").split(b"\0"))
-        if any(entry.startswith(b"TANGRAM_") for entry in environment):
-            environments[one.pid] = environment
-        elif one.started < young:
-            known.add(key)
+    listed: set[str] = set()
+    for _ in range(_LISTINGS_MAX):
+        new = [name for name in os.listdir("/proc") if name.isdecimal() and name not in listed]
+        listed.update(new)
+        vanished = False
+        for name in new:
+            if (one := process(int(name))) is None:
+                vanished = True
+                continue
+            everyone[one.pid] = one
+            vanished |= one.state in _DEAD
+            key = (one.pid, one.started)
+            if key in foreign:
+                known.add(key)
+                continue
+            environment = frozenset(_read(f"/proc/{name}/environ").split(b"\0"))
+            if any(entry.startswith(b"TANGRAM_") for entry in environment):
+                environments[one.pid] = environment
+            elif one.started < young:
+                known.add(key)
+            elif environment == _NOTHING and process(int(name)) is None:
+                vanished = True
+        if not vanished:  # else it may have left a child that no listing has shown yet
+            break
     # Replaced at once: another thread may be reading it.
     foreign.clear()
     foreign.update(known)
