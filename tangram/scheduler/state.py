@@ -14,7 +14,7 @@ from tangram.scheduler.quotas import QuotaPool
 from tangram.scheduler.ready import Order, ReadyQueue
 from tangram.scheduler.timers import Timers
 
-BEHAVIOUR = 4
+BEHAVIOUR = 5
 """Version of what `step` and `plan` decide. It rises when the same log would be decided otherwise."""
 
 
