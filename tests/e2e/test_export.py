@@ -62,6 +62,8 @@ async def test_a_log_is_the_same_in_another_broker_and_work_goes_on_there(tmp_pa
         await broker.close()
         assert (await command("streams", "export", str(masked), "--without-payloads", url=stack.url)).returncode == 0
         await verifies(url=stack.url)
+        done = await command("streams", "export", str(again), "--until", "2001-02-03", url=stack.url)
+        assert (done.returncode, b"--until" in done.stderr, again.exists()) == (2, True, False)
         told = await command("why", "--task", "t", "--worst", "1", "--json", url=stack.url)
         (story,) = json.loads(told.stdout)
         told = await command("why", story["action"], url=stack.url)
