@@ -86,7 +86,8 @@ class BrokerSource:
     @classmethod
     async def open(cls, broker: Broker, *, from_ns: int | None = None, until_ns: int | None = None) -> "BrokerSource":
         """The log from its beginning, or its oldest checkpoint, on. from_ns: from the last checkpoint before that stamp;
-        until_ns: up to it. Raises TangramError if there is no log, or none that can be folded; ConfigError if there is nothing up to then."""
+        until_ns: up to it. Raises TangramError if there is no log, or none that can be folded;
+        ConfigError if there is nothing up to then."""
         try:
             stored = await stream_state(broker, subjects.STREAM)
         except ApiError as error:
