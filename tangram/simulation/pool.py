@@ -12,7 +12,7 @@ from tangram import messages as m
 from tangram.errors import ConfigError
 from tangram.messages.fields import Count, Name
 from tangram.simulation.trace import Units, decode_file
-from tangram.simulation.workloads import Model
+from tangram.simulation.work import Model
 
 _SHORT: Final = re.compile(r"(cpu|gpu)=(?:([1-9][0-9]{0,5})x)?([1-9][0-9]{0,5})")
 _GPU_MEMORY_MIB: Final = 72 * 1024
