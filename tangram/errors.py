@@ -29,6 +29,14 @@ class ConfigError(TangramError, ValueError):
     """A configuration file or option that cannot be used; the message names the file and the field."""
 
 
+class UnreadableLog(ConfigError):
+    """A file that is no exported log, or not a whole one. Attributes: path, what (is wrong with it)."""
+
+    def __init__(self, path: object, what: str) -> None:
+        self.path, self.what = path, what
+        super().__init__(f"{path}: {what}")
+
+
 class SessionError(TangramError):
     """A session could not be opened. Attribute: result, the Result of the opening action."""
 

@@ -26,7 +26,16 @@ from tangram.broker.errors import (
 from tangram.broker.grouped import GroupedPublisher
 from tangram.broker.leader import LeaderWriter
 from tangram.broker.link import Subscription
-from tangram.broker.log import StoredMessage, StreamState, last_for, next_stored, read_log, state_of, stream_state
+from tangram.broker.log import (
+    RECORDED_STAMP,
+    StoredMessage,
+    StreamState,
+    last_for,
+    next_stored,
+    read_log,
+    state_of,
+    stream_state,
+)
 from tangram.broker.pull import Delivered, PullLoop
 from tangram.broker.reader import LogReader
 from tangram.broker.server_binary import ServerBinaryMissing
@@ -34,15 +43,18 @@ from tangram.broker.streams import (
     DestructiveChange,
     Difference,
     apply,
+    begin_recorded,
     bytes_limit,
     diff,
     has_reserve,
     lend_reserve,
     purge,
+    recorded_through,
 )
 from tangram.broker.wire import Delivery, PubAck
 
 __all__ = [
+    "RECORDED_STAMP",
     "AccessDenied",
     "ApiError",
     "BlobCorrupt",
@@ -79,6 +91,7 @@ __all__ = [
     "StreamState",
     "Subscription",
     "apply",
+    "begin_recorded",
     "bytes_limit",
     "consumer_exists",
     "delete_consumer",
@@ -92,6 +105,7 @@ __all__ = [
     "purge",
     "read_log",
     "read_up_to",
+    "recorded_through",
     "state_of",
     "stream_state",
 ]

@@ -15,6 +15,8 @@ from tangram.broker.errors import ApiError, BrokerError, BrokerTimeout, BrokerUn
 from tangram.broker.wire import Delivery
 
 READ_BYTES_MAX: Final = 8 * 1024 * 1024
+RECORDED_STAMP: Final = "Tangram-Recorded-Stamp"
+"""Header of a message that was recorded elsewhere: its stamp there, in nanoseconds."""
 _NO_MESSAGE = 10037
 _ADDED_BY_DIRECT_GET = frozenset(
     {"Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp", "Nats-Num-Pending", "Nats-Last-Sequence"}
@@ -29,6 +31,12 @@ class StoredMessage(NamedTuple):
     subject: str
     data: bytes
     headers: Mapping[str, str] | None
+
+    def recorded_ns(self, through_seq: int) -> int:
+        """The stamp that it had where it was recorded, if it is one of those (`streams.recorded_through`), else its own. Later
+        ones are not asked: anybody may send a header, and stamps make log time."""
+        recorded = (self.headers or {}).get(RECORDED_STAMP) if self.seq <= through_seq else None
+        return self.stamp_ns if recorded is None else int(recorded)
 
 
 class StreamState(NamedTuple):

@@ -18,6 +18,8 @@ _IRREVERSIBLE: Final = frozenset({"deny_delete", "deny_purge"})
 _RESERVE: Final = "tangram-max-bytes"
 """In the stream's metadata: its max_bytes without what was lent."""
 _GIVEN: Final = "tangram-given-max-bytes"
+_RECORDED: Final = "tangram-recorded-through"
+"""Up to which sequence a stream holds what was recorded elsewhere."""
 _UNLIMITED: Final = {"max_bytes": -1, "max_msgs": -1, "max_msgs_per_subject": -1, "max_age": 0}
 """Limits whose lowering deletes messages, and the value that means none."""
 _ABSENT: Final[dict[str, object]] = {"republish": None, "description": "", "max_age": 0}
@@ -132,6 +134,23 @@ async def purge(broker: Broker, stream: str, *, before_seq: int | None = None, s
     body = {"seq": before_seq, "filter": subject}
     answer = await broker.api(f"STREAM.PURGE.{stream}", {key: value for key, value in body.items() if value is not None})
     return int(answer["purged"])
+
+
+async def begin_recorded(broker: Broker, stream: str, first_seq: int, through_seq: int) -> None:
+    """Makes an empty stream begin at a sequence, for messages from elsewhere that keep their stamps (`recorded_ns`).
+
+    Raises ApiError and as `Broker.request`.
+    """
+    config = dict((await broker.api(f"STREAM.INFO.{stream}"))["config"])
+    config["metadata"] = {**config.get("metadata", {}), _RECORDED: str(through_seq)}
+    await broker.api(f"STREAM.UPDATE.{stream}", config)
+    if first_seq > 1:
+        await purge(broker, stream, before_seq=first_seq)
+
+
+def recorded_through(info: Mapping[str, Any]) -> int:
+    """The last sequence of a stream (`info` is its STREAM.INFO) that was recorded elsewhere; 0 if none was."""
+    return int((info["config"].get("metadata") or {}).get(_RECORDED, 0))
 
 
 async def lend_reserve(broker: Broker, info: Mapping[str, Any], reserve_bytes: int) -> None:

@@ -1,7 +1,8 @@
-"""`tangram bench pipeline|scheduler`."""
+"""`tangram bench pipeline|scheduler|evaluation`."""
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,14 @@ def add_to(commands: "Commands") -> None:
     )
     scheduler.add_argument("--payload", type=common.positive, default=2_000, metavar="BYTES", help="of each of those")
     scheduler.set_defaults(handler=_handle(_scheduler))
+    evaluation = what.add_parser("evaluation", help="the tables of docs/evaluation.md, on the virtual clock; minutes to an hour")
+    evaluation.add_argument("--only", nargs="+", default=[], metavar="NAME", help="some of the tables")
+    evaluation.add_argument("--quick", action="store_true", help="with far fewer trajectories, to see that all rows run")
+    evaluation.add_argument("--trace", metavar="FILE", help="also the tables of a recorded trace")
+    evaluation.add_argument(
+        "--assume", nargs="+", default=[], metavar="FILE", help="for the trace: also a table with each of these"
+    )
+    evaluation.set_defaults(handler=_evaluation)
 
 
 def _handle(run: Callable[[argparse.Namespace], Coroutine[Any, Any, int]]) -> Callable[[argparse.Namespace], int]:
@@ -43,6 +52,20 @@ def _handle(run: Callable[[argparse.Namespace], Coroutine[Any, Any, int]]) -> Ca
         return roles.run_loop(run(given))
 
     return handle
+
+
+def _evaluation(given: argparse.Namespace) -> int:
+    from tangram.bench import evaluation
+    from tangram.cli.simulate import measured
+
+    for name in given.only:
+        if name not in evaluation.names():
+            raise ConfigError(f"--only {name}: must be one of {', '.join(evaluation.names())}")
+    for line in evaluation.tables(
+        lambda command: measured(shlex.split(command)), given.only, given.trace, ["", *given.assume], quick=given.quick
+    ):
+        print(line, flush=True)
+    return 0
 
 
 async def _scheduler(given: argparse.Namespace) -> int:

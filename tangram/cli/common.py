@@ -1,7 +1,12 @@
 """Options that several commands share."""
 
 import argparse
+import contextlib
 import re
+import sys
+import time
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -10,6 +15,7 @@ from tangram.errors import ConfigError, InvalidRequest
 
 if TYPE_CHECKING:
     from tangram import messages as m
+    from tangram.replay.sources import Source
 
 
 def add_nats(command: argparse.ArgumentParser) -> None:
@@ -104,8 +110,12 @@ def quotas(texts: list[str]) -> "dict[str, m.Quota]":
         if match is None:
             raise ConfigError(f"--quota {text}: must be NAME=CONCURRENCY or NAME=CONCURRENCY,TOKENS/SECONDS")
         name, concurrency, tokens, seconds = match.groups()
-        if name in found or name in ("cpu", "gpu", "memory"):
-            raise ConfigError(f"--quota {text}: {name} is the name of something already")
+        if name in found:
+            raise ConfigError(f"--quota {text}: {name} has a quota already")
+        if name in ("cpu", "gpu", "memory"):
+            raise ConfigError(f"--quota {text}: {name} is a resource of hosts")
+        if tokens == "0":
+            raise ConfigError(f"--quota {text}: leave the tokens out if they are not limited")
         interval_ms = round(float(seconds) * 1e3) if seconds else 60_000
         if not 1 <= interval_ms <= limits.DEADLINE_MS_MAX:
             raise ConfigError(f"--quota {text}: the interval must be 0.001 to {limits.DEADLINE_MS_MAX // 1000} seconds")
@@ -113,6 +123,70 @@ def quotas(texts: list[str]) -> "dict[str, m.Quota]":
     if len(found) > limits.QUOTAS_MAX:
         raise ConfigError(f"--quota: must be at most {limits.QUOTAS_MAX}")
     return found
+
+
+def add_range(command: argparse.ArgumentParser) -> None:
+    help_ = "a time as 2026-12-31T23:59:59 (UTC unless it has an offset), or how long ago, as 90s, 15m, 2h or 1d"
+    command.add_argument("--from", dest="from_", type=moment, metavar="T", help=f"from the last checkpoint before T: {help_}")
+    command.add_argument("--until", type=moment, metavar="T", help="up to T")
+
+
+_AGO: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([smhd])")
+_UNIT_S: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+
+
+def moment(text: str) -> int:
+    """Nanoseconds since 1970."""
+    ago = _AGO.fullmatch(text)
+    if ago is not None:
+        return time.time_ns() - round(float(ago[1]) * _UNIT_S[ago[2]] * 1_000) * 1_000_000
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a time as 2026-12-31T23:59:59, or how long ago, as 15m") from None
+    if found.tzinfo is None:
+        found = found.replace(tzinfo=UTC)
+    return (found - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) * 1_000
+
+
+def add_recording(command: argparse.ArgumentParser) -> None:
+    """Where a recorded log comes from."""
+    add_nats(command)
+    command.add_argument("--file", type=Path, metavar="F", help="what `tangram streams export` has written, in place of a broker")
+    command.add_argument("--partial", action="store_true", help="with --file: of a damaged one what can be read")
+    add_range(command)
+
+
+@contextlib.asynccontextmanager
+async def recording(given: argparse.Namespace) -> "AsyncIterator[Source]":
+    """The log that `add_recording` names. Says at the end, if it was damaged, how far it goes. Raises TangramError."""
+    from tangram.broker import Broker
+    from tangram.config import broker_url
+    from tangram.replay.sources import BrokerSource, FileSource
+
+    if given.file is not None:
+        if given.from_ is not None or given.until is not None or given.nats is not None:
+            raise ConfigError("--file: is read whole; --nats, --from and --until are for a broker")
+        file = FileSource(given.file, partial=given.partial)
+        yield file
+        if file.problem:
+            print(f"tangram: only a part: {file.problem}", file=sys.stderr)
+        return
+    if given.partial:
+        raise ConfigError("--partial: is for a --file")
+    broker = await Broker.connect(broker_url(given.nats), name=f"tangram {given.command}")
+    try:
+        yield await BrokerSource.open(broker, from_ns=given.from_, until_ns=given.until)
+    finally:
+        await broker.close()
+
+
+def require_writable(path: Path, option: str) -> None:
+    """Raises ConfigError before a long log is read for nothing."""
+    if path.is_dir():
+        raise ConfigError(f"{option} {path}: is a folder; name a file")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{option} {path}: there is no folder {path.parent}")
 
 
 def positive(text: str) -> int:

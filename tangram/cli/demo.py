@@ -48,16 +48,18 @@ async def _run(given: argparse.Namespace) -> int:
     from rich.console import Console
 
     from tangram.broker import Broker
-    from tangram.cli.replay import read_timeline, require_writable, write_timeline
+    from tangram.cli.common import require_writable
+    from tangram.cli.replay import read_timeline, write_timeline
     from tangram.demo.config import TANGRAM, UNLEARNT, DemoConfig
     from tangram.demo.progress import Progress
     from tangram.demo.report import show
     from tangram.demo.runner import compare
     from tangram.executors.cpu.machine import host_cores
     from tangram.local import LocalStack
+    from tangram.replay.sources import BrokerSource
 
     if given.timeline is not None:
-        require_writable(given.timeline)
+        require_writable(given.timeline, "--timeline")
     elif os.access(".", os.W_OK):
         given.timeline = TIMELINE
     docker = given.sandbox == "docker"
@@ -95,7 +97,7 @@ async def _run(given: argparse.Namespace) -> int:
             if given.timeline is not None and policy == TANGRAM:
                 broker = await Broker.connect(local.url, name="tangram demo timeline")
                 try:
-                    write_timeline(await read_timeline(broker), given.timeline)
+                    write_timeline(await read_timeline(await BrokerSource.open(broker)), given.timeline)
                 finally:
                     await broker.close()
 

@@ -1,83 +1,98 @@
-"""`tangram replay --timeline FILE`: a recorded log, as a page that shows what ran where, when, and why it waited."""
+"""`tangram replay`: a recorded log, decided anew (--verify), or as a page that shows what ran where and why it waited."""
 
 import argparse
 import contextlib
+import gc
+import json
 import os
+import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tangram import roles, subjects
+from tangram import roles
 from tangram.cli import common
-from tangram.errors import ApiError, ConfigError, TangramError
+from tangram.errors import ConfigError
 
 if TYPE_CHECKING:
-    from tangram.broker import Broker
+    from tangram.replay.sources import Source
     from tangram.replay.timeline import Timeline
+    from tangram.replay.verify import Report
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def add_to(commands: "Commands") -> None:
-    command = commands.add_parser("replay", help="a recorded log: write its timeline as one HTML file")
-    common.add_nats(command)
-    command.add_argument("--timeline", type=Path, required=True, metavar="FILE", help="the HTML file to write")
+    command = commands.add_parser("replay", help="a recorded log: verify its decisions, write its timeline as one HTML file")
+    common.add_recording(command)
+    command.add_argument("--timeline", type=Path, metavar="FILE", help="the HTML file to write")
+    command.add_argument("--verify", action="store_true", help="decide every window anew, and compare")
+    command.add_argument("--json", action="store_true", help="of --verify")
     command.set_defaults(handler=handle)
 
 
 def handle(given: argparse.Namespace) -> int:
+    if given.timeline is None and not given.verify:
+        raise ConfigError("replay: say what to do: --verify, --timeline FILE")
     return roles.run_loop(_run(given))
 
 
 async def _run(given: argparse.Namespace) -> int:
-    from tangram.broker import Broker
-    from tangram.config import broker_url
+    from tangram.replay import verdict
 
-    require_writable(given.timeline)
-    broker = await Broker.connect(broker_url(given.nats), name="tangram replay")
-    try:
-        timeline = await read_timeline(broker)
-    finally:
-        await broker.close()
-    write_timeline(timeline, given.timeline)
-    seconds = timeline.end_ns / 1e9
-    print(f"{given.timeline}: {timeline.actions} actions on {len(timeline.hosts)} host(s) in {seconds:.1f} s of log time")
-    return 0
+    if given.timeline is not None:
+        common.require_writable(given.timeline, "--timeline")
+    code = 0
+    async with common.recording(given) as source:
+        if given.timeline is not None:
+            timeline = await read_timeline(source)
+            write_timeline(timeline, given.timeline)
+            seconds = (timeline.end_ns - timeline.begin_ns) / 1e9
+            what = f"{timeline.actions} actions on {len(timeline.hosts)} host(s) in {seconds:.1f} s of log time"
+            print(f"{given.timeline}: {what}", file=sys.stderr if given.json else sys.stdout)
+        if given.verify:
+            began_s = time.monotonic()
+            report = await verified(source)
+            seconds = time.monotonic() - began_s
+            if given.json:
+                print(json.dumps({**verdict.summary(report), "problem": source.problem, "seconds": round(seconds, 3)}))
+            else:
+                print(verdict.text(report))
+                print(f"{seconds:.1f} s, {report.actions / max(seconds, 1e-9):,.0f} actions/s", file=sys.stderr)
+            code = 0 if report.ok else 1
+    return code
 
 
-async def read_timeline(broker: "Broker") -> "Timeline":
-    """The timeline of what is stored now. Raises TangramError if there is no log, or none that can be folded."""
-    from tangram.broker import read_log, stream_state
+async def verified(source: "Source") -> "Report":
+    """Every window made anew. Reads the log's decisions first, then all of it. Raises TangramError if it cannot be read."""
+    from tangram.replay.planned import Planned
+    from tangram.replay.verify import Verifier
+
+    # The fold makes many short-lived objects and few cycles.
+    gc.set_threshold(20_000, 20, 100)
+    planned = Planned()
+    async for batch in source.decisions():
+        for record in batch:
+            planned.add(record)
+    verifier = Verifier(await source.state(), planned, without_payloads=source.without_payloads)
+    async for part in source.payloads():
+        verifier.payloads(part)
+    async for batch in source.batches():
+        for record in batch:
+            verifier.add(record)
+    return verifier.complete()
+
+
+async def read_timeline(source: "Source") -> "Timeline":
+    """Raises TangramError if it cannot be read."""
     from tangram.replay.timeline import Collector
-    from tangram.scheduler.checkpoints import restore
-    from tangram.scheduler.fold import Record
 
-    try:
-        stored = await stream_state(broker, subjects.STREAM)
-    except ApiError as error:
-        raise TangramError(f"the broker has no log ({error.description}); tangram streams apply makes one") from None
-    if not stored.messages:
-        raise TangramError("the log is empty: nothing has run on this broker yet")
-    is_whole = stored.messages == stored.last_seq
-    restored = None if is_whole else await restore(broker, oldest=True)
-    if restored is None and not is_whole:
-        raise TangramError(f"the log begins at {stored.first_seq}, and no checkpoint leads up to it: it cannot be folded")
-    collector = Collector(None if restored is None else restored.state)
-    while collector.seq < stored.last_seq:
-        messages = await read_log(broker, subjects.STREAM, collector.seq + 1)
-        if not messages:
-            break
-        for message in messages:
-            collector.add(Record(message.seq, message.stamp_ns, message.subject, message.data))
+    collector = Collector(await source.state())
+    async for batch in source.batches():
+        for record in batch:
+            collector.add(record)
     return collector.complete()
-
-
-def require_writable(path: Path) -> None:
-    """Raises ConfigError before a long log is read for nothing."""
-    if path.is_dir():
-        raise ConfigError(f"--timeline {path}: is a folder; name a file")
-    if not path.parent.is_dir():
-        raise ConfigError(f"--timeline {path}: there is no folder {path.parent}")
 
 
 def write_timeline(timeline: "Timeline", path: Path) -> None:

@@ -5,9 +5,10 @@ import json
 import math
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tangram import limits
 from tangram.cli import common
@@ -16,6 +17,8 @@ from tangram.errors import ConfigError
 if TYPE_CHECKING:
     from tangram.simulation.driver import Setup, Simulation
     from tangram.simulation.pool import Machine
+    from tangram.simulation.report import Figures
+    from tangram.simulation.size import Sized
     from tangram.simulation.work import Trajectory
     from tangram.simulation.workloads import Workload
 
@@ -35,11 +38,20 @@ def add_to(commands: "Commands") -> None:
     )
     simulate.add_argument("--oracle", action="store_true", help="also with hints that tell the truth, beside it")
     simulate.add_argument("--actions-out", type=Path, metavar="FILE", help="each action: JSON lines, or CSV by the name's ending")
-    simulate.set_defaults(handler=_simulate)
+    simulate.set_defaults(handler=_simulate, measure=lambda given: _as_json(given, _columns(given)))
     size = commands.add_parser("size", help="the smallest pool on which a trace or a workload keeps a mean ACT")
     _add_source(size)
     size.add_argument("--target-act", type=_seconds, required=True, metavar="S", help="mean action completion time, at most")
-    size.set_defaults(handler=_size)
+    size.set_defaults(handler=_size, measure=lambda given: _size_as_json(given, _sized(given)))
+
+
+def measured(arguments: Sequence[str]) -> dict[str, Any]:
+    """What `tangram simulate ... --json` and `tangram size ... --json` print for these arguments."""
+    parser = argparse.ArgumentParser(prog="tangram")
+    add_to(parser.add_subparsers(required=True))
+    given = parser.parse_args(arguments)
+    found: dict[str, Any] = given.measure(given)
+    return found
 
 
 def _add_source(command: argparse.ArgumentParser) -> None:
@@ -93,8 +105,17 @@ def _source(given: argparse.Namespace) -> "tuple[list[Trajectory], Workload | No
         raise ConfigError(f"{'--assume' if given.assume else '--exclude-kind'}: is for a TRACE")
     if given.trajectories is None:
         raise ConfigError("--trajectories: must be given with --workload")
-    workload = workloads.varied(workloads.WORKLOADS[given.workload], dict(map(_factor, given.vary)))
+    workload = workloads.varied(workloads.WORKLOADS[given.workload], _factors(given.vary))
     return workload.trajectories(given.trajectories, given.seed or 0), workload
+
+
+def _factors(texts: list[str]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, factor in map(_factor, texts):
+        if name in found:
+            raise ConfigError(f"--vary {name}: is there twice")
+        found[name] = factor
+    return found
 
 
 def _factor(text: str) -> tuple[str, float]:
@@ -103,20 +124,25 @@ def _factor(text: str) -> tuple[str, float]:
         value = float(factor)
     except ValueError:
         value = math.nan
-    if not (math.isfinite(value) and value > 0):
-        raise ConfigError(f"--vary {text}: must be NAME=FACTOR, with a factor above 0")
+    if not (math.isfinite(value) and 0.01 <= value <= 100):
+        raise ConfigError(f"--vary {text}: must be NAME=FACTOR, with a factor of 0.01 to 100")
     return name, value
 
 
 def _setup(given: argparse.Namespace, workload: "Workload | None") -> "Setup":
+    from tangram.rules import GPU_CHUNKS
     from tangram.scheduler.policies import SETTINGS
+    from tangram.simulation import pool
     from tangram.simulation.driver import UNITS_SETTING, Setup
 
+    offers = workload if workload is not None else pool.offers(getattr(given, "pool", "cpu=1"))
     settings = common.settings(given.set)
     if given.units is not None:
         name = UNITS_SETTING.get(given.policy, "")
         if name not in SETTINGS:
             raise ConfigError(f"--units: policy {given.policy} has no fixed size")
+        if given.policy == "static-service" and given.units not in GPU_CHUNKS:
+            raise ConfigError(f"--units {given.units}: a service owns chunks of 1, 2, 4 or 8 GPUs")
         settings |= common.settings([f"{name}={given.units}"])
     if not 0 <= given.round_trip_ms <= limits.TICK_NS / 1e6:
         raise ConfigError(f"--round-trip-ms {given.round_trip_ms:g}: must be 0 to {limits.TICK_NS / 1e6:g}")
@@ -125,8 +151,8 @@ def _setup(given: argparse.Namespace, workload: "Workload | None") -> "Setup":
         settings,
         round(given.round_trip_ms * 1e6),
         given.one_shot,
-        services=workload.services if workload is not None else {},
-        quotas=workload.quotas if workload is not None else {},
+        services=offers.services,
+        quotas=offers.quotas,
         shares=common.shares(given.share),
     )
 
@@ -139,9 +165,8 @@ def _run(trajectories: "list[Trajectory]", pool: "list[Machine]", setup: "Setup"
     return simulation
 
 
-def _simulate(given: argparse.Namespace) -> int:
-    from msgspec import structs
-
+def _columns(given: argparse.Namespace) -> "dict[str, Figures]":
+    """By the policy's name, by each task if there are several, and of the second run with `--oracle`."""
     from tangram.simulation import pool, report
 
     out: Path | None = given.actions_out
@@ -159,14 +184,28 @@ def _simulate(given: argparse.Namespace) -> int:
         report.write_actions(simulation.done, out)
     if given.oracle:
         columns["oracle"] = report.figures(_run(trajectories, machines, replace(setup, oracle=True)))
+    return columns
+
+
+def _as_json(given: argparse.Namespace, columns: "dict[str, Figures]") -> dict[str, Any]:
+    from msgspec import structs
+
+    by_name = {name: structs.asdict(figures) for name, figures in columns.items()}
+    found = by_name.pop(given.policy)
+    if given.oracle:
+        found["oracle"] = by_name.pop("oracle")
+    return {**found, "tasks": by_name} if by_name else found
+
+
+def _simulate(given: argparse.Namespace) -> int:
+    from tangram.simulation import pool, report
+
+    columns = _columns(given)
     if given.json:
-        found = structs.asdict(columns[given.policy])
-        if given.oracle:
-            found["oracle"] = structs.asdict(columns["oracle"])
-        if len(tasks) > 1:
-            found["tasks"] = {task: structs.asdict(columns[task]) for task in tasks}
-        print(json.dumps(found))
+        print(json.dumps(_as_json(given, columns)))
         return 0
+    machines = pool.parse(given.pool)
+    trajectories, _ = _source(given)
     cores, gpus, hosts = sum(each.cores for each in machines), sum(each.gpus for each in machines), len(machines)
     units = " and ".join([f"{cores:,} cores"] * (cores > 0) + [f"{gpus:,} GPUs"] * (gpus > 0))
     print(f"{len(trajectories):,} trajectories on {units} of {hosts:,} host{'' if hosts == 1 else 's'}")
@@ -177,7 +216,8 @@ def _simulate(given: argparse.Namespace) -> int:
     return 0
 
 
-def _size(given: argparse.Namespace) -> int:
+def _sized(given: argparse.Namespace) -> "tuple[str, Sized]":
+    """What was sized, cores or gpus, and how many."""
     from tangram.simulation import report, size
 
     trajectories, workload = _source(given)
@@ -191,10 +231,19 @@ def _size(given: argparse.Namespace) -> int:
         print(f"{units:,} {name}: mean ACT {found:.3f} s", file=sys.stderr, flush=True)
         return found
 
-    found = size.smallest(*size.bounds(trajectories, setup), given.target_act, mean_act_s)
+    return name, size.smallest(*size.bounds(trajectories, setup), given.target_act, mean_act_s)
+
+
+def _size_as_json(given: argparse.Namespace, sized: "tuple[str, Sized]") -> dict[str, Any]:
+    name, found = sized
+    tried = [{name: units, "mean_act_s": act_s} for units, act_s in found.tried]
+    return {"target_act_s": given.target_act, name: found.units, "tried": tried}
+
+
+def _size(given: argparse.Namespace) -> int:
+    name, found = sized = _sized(given)
     if given.json:
-        tried = [{name: units, "mean_act_s": act_s} for units, act_s in found.tried]
-        print(json.dumps({"target_act_s": given.target_act, name: found.units, "tried": tried}))
+        print(json.dumps(_size_as_json(given, sized)))
     elif found.units is None:
         (units, act_s), *_ = found.tried
         print(f"no pool keeps {given.target_act:g} s: even on {units:,} {name} the mean ACT is {act_s:.3f} s")

@@ -52,20 +52,18 @@ async def _scheduler_answers(broker: "Broker") -> bool:
 
 async def read_state(broker: "Broker") -> "State":
     """The state after the last message that is stored now. Raises ApiError if there is no log."""
-    from tangram.broker import read_log, stream_state
+    from tangram.broker import stream_state
+    from tangram.replay.sources import stored_records
     from tangram.scheduler.checkpoints import restore
-    from tangram.scheduler.fold import Record, step
+    from tangram.scheduler.fold import step
     from tangram.scheduler.state import State
 
     restored = await restore(broker)
     state = State() if restored is None else restored.state
     last_seq = (await stream_state(broker, subjects.STREAM)).last_seq
-    while state.seq < last_seq:
-        messages = await read_log(broker, subjects.STREAM, state.seq + 1)
-        for message in messages:
-            step(state, Record(message.seq, message.stamp_ns, message.subject, message.data))
-        if not messages:
-            break
+    async for records in stored_records(broker, state.seq, last_seq):
+        for record in records:
+            step(state, record)
     return state
 
 

@@ -1,14 +1,17 @@
-"""`tangram streams apply|diff|show`."""
+"""`tangram streams apply|diff|show|export|import`."""
 
 import argparse
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tangram import roles
 from tangram.cli import common
 
 if TYPE_CHECKING:
+    from tangram.replay.logfile import LogFile
+
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
@@ -36,6 +39,20 @@ def add_to(commands: "Commands") -> None:
         else:
             action.add_argument("--json", action="store_true")
         action.set_defaults(handler=handle)
+    export = actions.add_parser("export", help="the log, with the checkpoint it starts from, into one file")
+    export.add_argument("file", type=Path, metavar="FILE")
+    common.add_nats(export)
+    common.add_range(export)
+    export.add_argument(
+        "--without-payloads", action="store_true", help="without what programs were given and wrote; still replays"
+    )
+    import_ = actions.add_parser("import", help="such a file into an empty broker")
+    import_.add_argument("file", type=Path, metavar="FILE")
+    import_.add_argument("--nats", metavar="URL", required=True, help="the broker: a new one, to be thrown away")
+    import_.add_argument("--partial", action="store_true", help="of a damaged file what can be read")
+    for action in (export, import_):
+        action.add_argument("--json", action="store_true")
+        action.set_defaults(handler=handle)
 
 
 def _max_bytes(text: str) -> tuple[str, int]:
@@ -53,12 +70,16 @@ def handle(given: argparse.Namespace) -> int:
 
 
 async def _run(given: argparse.Namespace) -> int:
+    if given.action == "export":
+        common.require_writable(given.file, "export")
+    if given.action == "import":
+        _log_file(given)  # before anybody is asked
     from tangram.broker import Broker
     from tangram.config import broker_url
 
     broker = await Broker.connect(broker_url(given.nats), name="tangram streams")
     try:
-        return await {"apply": _apply, "diff": _diff, "show": _show}[given.action](broker, given)
+        return await _ACTIONS[given.action](broker, given)
     finally:
         await broker.close()
 
@@ -111,3 +132,45 @@ async def _show(broker: Any, given: argparse.Namespace) -> int:
         else:
             print(f"{name:22} {'absent: tangram streams apply':>10}")
     return 0
+
+
+async def _export(broker: Any, given: argparse.Namespace) -> int:
+    from tangram.replay.sources import BrokerSource
+    from tangram.replay.transfer import export
+
+    source = await BrokerSource.open(broker, from_ns=given.from_, until_ns=given.until)
+    done = await export(source, given.file, without_payloads=given.without_payloads)
+    size = given.file.stat().st_size
+    if given.json:
+        print(json.dumps({"file": str(given.file), "bytes": size, **done._asdict()}))
+    else:
+        print(f"{given.file}: {_what(done)}, {size / 1048576:.1f} MiB")
+    return 0
+
+
+async def _import(broker: Any, given: argparse.Namespace) -> int:
+    from tangram.replay.transfer import import_
+
+    file = _log_file(given)
+    done = await import_(broker, file)
+    if file.problem:
+        print(f"tangram: only a part: {file.problem}", file=sys.stderr)
+    if given.json:
+        print(json.dumps({"file": str(given.file), **done._asdict()}))
+    else:
+        print(f"{broker.url}: {_what(done)}")
+    return 0
+
+
+def _log_file(given: argparse.Namespace) -> "LogFile":
+    from tangram.replay.logfile import LogFile
+
+    return LogFile(given.file, partial=given.partial)
+
+
+def _what(done: Any) -> str:
+    begin = f"from the checkpoint at {done.checkpoint_seq}" if done.checkpoint_seq else "from the log's beginning"
+    return f"{done.messages} messages {begin}, up to {done.last_seq}"
+
+
+_ACTIONS = {"apply": _apply, "diff": _diff, "show": _show, "export": _export, "import": _import}

@@ -1,5 +1,7 @@
 """Why an action waited, and why an executor is gone, as far as the state and one message tell. Pure."""
 
+from collections.abc import Container
+
 from tangram import messages as m
 from tangram.scheduler.cores import MILLI
 from tangram.scheduler.policies import charge
@@ -30,16 +32,22 @@ def lacks(state: State, action: Action) -> str:
         hosts = [host for host in state.hosts.values() if any(holder.key == action.key for holder in host.live)]
     if not hosts:
         return "no executor"
-    short = [_short(host, cost) for host in hosts]
-    return "" if "" in short else short[0]
+    found = [short(host, cost, state.quotas) for host in hosts]
+    return "" if "" in found else found[0]
 
 
-def _short(host: Host, cost: dict[str, m.Demand]) -> str:
+def short(host: Host, cost: dict[str, m.Demand], quotas: Container[str]) -> str:
+    """What a host has too little of for this cost, apart from what is a quota; "" if it has room."""
     for name, demand in cost.items():
+        if name in quotas:
+            continue
         if name == "cpu":
             if not host.pool.fits(demand.low):
                 free = host.pool.free().bit_count()
                 return f"cores: needs {demand.low / MILLI:g}, {free} of {host.pool.all.bit_count()} free"
+        elif name == "gpu":
+            if host.gpus.free.bit_count() < demand.low:
+                return f"GPUs: needs {demand.low}, {host.gpus.free.bit_count()} of {host.gpus.all.bit_count()} free"
         elif host.capacity.get(name, 0) - host.used.get(name, 0) < demand.low:
             free = host.capacity.get(name, 0) - host.used.get(name, 0)
             return f"{name}: needs {demand.low}, {free} of {host.capacity.get(name, 0)} free"

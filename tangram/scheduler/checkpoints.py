@@ -38,8 +38,9 @@ class Restored(NamedTuple):
     ends: list[m.CheckpointEnded]
 
 
-async def restore(broker: Broker, *, oldest: bool = False) -> Restored | None:
-    """The newest checkpoint that can be read, or the oldest from which the log is still whole; None if there is none.
+async def restore(broker: Broker, *, oldest: bool = False, seq_max: int | None = None) -> Restored | None:
+    """The newest checkpoint that can be read, or the oldest from which the log is still whole; None if there is none. seq_max: of
+    those not behind it, if the log is whole from one.
 
     Raises ForeignCheckpoint, UnreadableCheckpoint (the log is trimmed, and there is none), BrokerError.
     """
@@ -60,6 +61,8 @@ async def restore(broker: Broker, *, oldest: bool = False) -> Restored | None:
     if not ends:
         return None
     usable = [index for index, (_, end) in enumerate(ends) if end.seq + 1 >= stored.first_seq]
+    if seq_max is not None:
+        usable = [index for index in usable if ends[index][1].seq <= seq_max] or usable[:1]
     for index in usable if oldest else reversed(usable):
         name, end = ends[index]
         try:
@@ -78,7 +81,7 @@ async def read_payloads(broker: Broker, restored: Restored, payloads: Payloads) 
     not to be had end as `error` when their turn comes. Raises BrokerError."""
     places: dict[ActionId, int] = {}
     try:
-        async for place, part in _payload_parts(broker, restored.name, restored.ends[-1]):
+        async for place, part in payload_parts(broker, restored):
             for each, payload in zip(part.ids, part.payloads, strict=True):
                 places[ActionId(*each)] = place
                 payloads.keep(ActionId(*each), payload)
@@ -118,8 +121,9 @@ async def _state_bytes(broker: Broker, name: str, end: m.CheckpointEnded) -> byt
     return data
 
 
-async def _payload_parts(broker: Broker, name: str, end: m.CheckpointEnded) -> AsyncIterator[tuple[int, m.CheckpointPayloads]]:
-    """All of them, and where each part stands. Raises UnreadableCheckpoint if there are less than there should be."""
+async def payload_parts(broker: Broker, restored: Restored) -> AsyncIterator[tuple[int, m.CheckpointPayloads]]:
+    """All of a checkpoint, and where each part stands. Raises UnreadableCheckpoint if there are less than there should be."""
+    name, end = restored.name, restored.ends[-1]
     seq, found = end.first_seq, 0
     deadline_s = time.monotonic() + LAG_S
     while found < end.payloads:
@@ -151,19 +155,26 @@ async def write(
     `state` is read before the first await and may move on. Returns the last message and where each payload is. If that
     cannot be stored, takes back what was, and raises BrokerError.
     """
+    waiting = [action for action in state.actions.values() if action.phase is not Phase.OWED]
+    return await store(broker, state, log_created, _grouped(waiting, payloads, state))
+
+
+async def store(
+    broker: Broker, state: State, log_created: str, grouped: AsyncIterator[m.CheckpointPayloads]
+) -> tuple[m.CheckpointEnded, dict[ActionId, int]]:
+    """`write` with the payloads as they come."""
     name = f"{state.seq}-{secrets.token_hex(8)}"
     try:
-        return await _write(broker, name, state, log_created, payloads)
+        return await _store_all(broker, name, state, log_created, grouped)
     except BrokerError:
         await purge(broker, subjects.CHECKPOINTS, subject=subjects.checkpoint(name, ">"))
         raise
 
 
-async def _write(
-    broker: Broker, name: str, state: State, log_created: str, payloads: Payloads
+async def _store_all(
+    broker: Broker, name: str, state: State, log_created: str, grouped: AsyncIterator[m.CheckpointPayloads]
 ) -> tuple[m.CheckpointEnded, dict[ActionId, int]]:
     seq, digest, data = state.seq, state.digest, dump(state)
-    waiting = [action for action in state.actions.values() if action.phase is not Phase.OWED]
     sha256 = hashlib.sha256(data).digest()
     first_seq = parts = 0
     for at in range(0, len(data), limits.ENVELOPE_BYTES_MAX):
@@ -171,7 +182,7 @@ async def _write(
         first_seq, parts = first_seq or stored_seq, parts + 1
     places: dict[ActionId, int] = {}
     payload_bytes = 0
-    async for part in _grouped(waiting, payloads, state):
+    async for part in grouped:
         payload_bytes += sum(map(len, part.payloads))
         place = await _store(broker, name, "payloads", m.encode(part))
         places.update((ActionId(*each), place) for each in part.ids)

@@ -14,6 +14,7 @@ _ITEM_OVERHEAD_BYTES = 512
 """Of a Start besides its payload; generous, as the bound is on the sum."""
 _EVICTED_MAX: Final = 100
 """Named in a window's note, which is for people."""
+PAYLOAD_GONE: Final = "its payload is not in the log any more"
 
 
 class Outgoing(NamedTuple):
@@ -47,7 +48,7 @@ def compose(state: State, window: Window, payload_of: Callable[[Action], bytes |
                 attempt=decision.action.attempt,
                 outcome=Outcome.ERROR,
                 reason=ErrorReason.INTERNAL,
-                detail="its payload is not in the log any more",
+                detail=PAYLOAD_GONE,
             )
             rulings.append((decision.action.id, gone))
             continue

@@ -29,6 +29,7 @@ from tangram.broker import (
     StoredMessage,
     ensure_consumer,
     last_for,
+    recorded_through,
 )
 from tangram.errors import TangramError
 from tangram.scheduler import checkpoints
@@ -101,7 +102,7 @@ class SchedulerService:
         self._exporter = Exporter(broker)
         self._models = config.models
         """Those not stored yet."""
-        self._restored_seq = 0
+        self._restored_seq = self._recorded_seq = 0
         self._reader: LogReader | None = None
         self._written_seq = 0
         self._own: set[int] = set()
@@ -172,6 +173,7 @@ class SchedulerService:
         """From the newest checkpoint on. Whoever leads meanwhile may trim past it before we read: then from the next one."""
         for left in range(RESTORE_TRIES, 0, -1):
             restored = await checkpoints.restore(self.broker)
+            self._recorded_seq = recorded_through(await self.broker.api(f"STREAM.INFO.{subjects.STREAM}"))
             if restored is not None:
                 await checkpoints.read_payloads(self.broker, restored, self._payloads)
                 self.state, self._keeper.ends = restored.state, restored.ends
@@ -262,7 +264,7 @@ class SchedulerService:
 
     def _fold(self, messages: list[StoredMessage]) -> None:
         for message in messages:
-            folded = step(self.state, Record(message.seq, message.stamp_ns, message.subject, message.data))
+            folded = step(self.state, Record(message.seq, message.recorded_ns(self._recorded_seq), message.subject, message.data))
             self._last_read_s = time.monotonic()
             self._keeper.read(len(message.data))
             if folded.skipped:

@@ -84,8 +84,8 @@ class Services:
         self._fitting_on: dict[tuple[object, ...], tuple[int, ...]] = {}
         """What `fitting_chunks` found, by what it depends on."""
         self._waits = 0
-        self._prices: dict[str, float] = {}
-        """By task, where GPUs are split; else one for all."""
+        self._prices: dict[tuple[str, str], float] = {}
+        """By task, where GPUs are split (else one for all), and service."""
         self._has_free = True
         self._is_planned = policy.gpus in (GpuRule.PAPER, GpuRule.GAIN)
         self._fell_short = False
@@ -196,7 +196,7 @@ class Services:
 
     def _places(self, action: Action, cost: dict[str, Demand], takers: list[Incarnation]) -> list[Place]:
         curve, service = self._curve_of(action), action.spec.service
-        price = self._price_now(action.id.task if self._splits else "") if self._rule is GpuRule.PRICED else 0.0
+        price = self._price_now(action.id.task if self._splits else "", service) if self._rule is GpuRule.PRICED else 0.0
         counts = self._rule is GpuRule.PRICED and setting(self.state, "count_restore")
         waiting = len(self.state.queues[action.queue]) if action.queue is not None else 1
         found: list[Place] = []
@@ -234,11 +234,11 @@ class Services:
         self._has_free = self._has_free and any(self._room(key).free for key, host in self.state.hosts.items() if host.gpus.all)
         return self._has_free
 
-    def _price_now(self, task: str) -> float:
+    def _price_now(self, task: str, service: str) -> float:
         """Of a GPU-microsecond, in action-microseconds of waiting that it causes, over all hosts with GPUs: these actions are
-        bound to none. task: over its part of them. Only those count as waiting whose service is not being served: the others want
-        a copy, not GPUs."""
-        if task not in self._prices:
+        bound to none. task: over its part of them. Of those that wait count who wants this service, which these GPUs serve, and
+        whose service is not being served: the others want a copy, not GPUs."""
+        if (task, service) not in self._prices:
             state = self.state
             own = fixed_gpus(state, task) if task else {key: host.gpus.all for key, host in state.hosts.items() if host.gpus.all}
             rooms = [self._room(key) for key in own]
@@ -248,7 +248,7 @@ class Services:
             blocked = sum(
                 len(queue)
                 for key, queue in state.queues.items()
-                if "gpu" in key.resources and key.service not in serving and task in ("", key.task)
+                if "gpu" in key.resources and task in ("", key.task) and (key.service == service or key.service not in serving)
             )
             busy = math.fsum(
                 gpu_utilisation(room.host, state.now_ns) * own[room.host.key].bit_count() / max(gpus, 1) for room in rooms
@@ -261,8 +261,8 @@ class Services:
                 utilisation=busy,
                 releases=[],
             )
-            self._prices[task] = CHUNK_FACTOR * Prices(view, 0).at(0)
-        return self._prices[task]
+            self._prices[task, service] = CHUNK_FACTOR * Prices(view, 0).at(0)
+        return self._prices[task, service]
 
     # --- what is decided ---
 

@@ -30,13 +30,18 @@ class Window(NamedTuple):
 
 def plan(state: State, policy: str | None = None) -> Window:
     """Decides what to start now. `policy` overrides the leader's, for the fallback after a failed pass."""
+    return consider(state, policy)[0]
+
+
+def consider(state: State, policy: str | None = None) -> tuple[Window, Candidates]:
+    """`plan`, and what it saw on its way: for who asks why."""
     chosen = POLICIES[policy or state.policy]
     found = Candidates(state, chosen)
     units = Units(state, found)
     services = Services(state, found, chosen, units.curve)
     found.gather(services.try_)
     units.settle(chosen)
-    return Window(
+    window = Window(
         number=state.window + 1,
         through_seq=state.seq,
         digest=state.digest,
@@ -45,3 +50,4 @@ def plan(state: State, policy: str | None = None) -> Window:
         evicted=[action.id for action in (*units.evicted, *services.evicted)],
         fallback=policy is not None,
     )
+    return window, found

@@ -8,8 +8,11 @@ import msgspec
 from msgspec import Meta, Struct
 
 from tangram import limits
+from tangram import messages as m
 from tangram.errors import ConfigError
+from tangram.messages.fields import Count, Name
 from tangram.simulation.trace import Units, decode_file
+from tangram.simulation.work import Model
 
 _SHORT: Final = re.compile(r"(cpu|gpu)=(?:([1-9][0-9]{0,5})x)?([1-9][0-9]{0,5})")
 _GPU_MEMORY_MIB: Final = 72 * 1024
@@ -37,8 +40,29 @@ class _Hosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     gpu_memory_mib: Annotated[int, Meta(ge=1, le=limits.AMOUNT_MAX)] = _GPU_MEMORY_MIB
 
 
+class Offers(NamedTuple):
+    """services: what all GPUs serve; quotas: what all hosts share."""
+
+    services: dict[str, m.Service]
+    quotas: dict[str, m.Quota]
+
+
+class _Service(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    weights_gib: Annotated[float, Meta(ge=0, le=limits.AMOUNT_MAX >> 10)]
+    restore_gb_per_s: Annotated[float, Meta(gt=0)] = 25.0
+    restore_fixed_s: Annotated[float, Meta(ge=0, le=limits.STARTUP_MS_MAX / 1_000)] = 0.1
+
+
+class _Quota(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    concurrency: Count = 0
+    tokens: Count = 0
+    interval_s: Annotated[float, Meta(ge=0.001, le=limits.DEADLINE_MS_MAX / 1_000)] = 60.0
+
+
 class _File(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     hosts: Annotated[list[_Hosts], Meta(min_length=1)]
+    services: Annotated[dict[Name, _Service], Meta(max_length=limits.SERVICES_MAX)] = {}
+    quotas: Annotated[dict[Name, _Quota], Meta(max_length=limits.QUOTAS_MAX)] = {}
 
 
 def parse(text: str) -> list[Machine]:
@@ -57,7 +81,7 @@ def parse(text: str) -> list[Machine]:
                 raise ConfigError(f"--pool {text}: a host must have at most {limits.GPU_ID_MAX + 1} GPUs")
             machines += [Machine((size,)) if match[1] == "cpu" else Machine(gpus=size)] * int(match[2] or 1)
     else:
-        found = decode_file(Path(text), lambda data: msgspec.toml.decode(data, type=_File))
+        found = _file(text)
         machines = [
             Machine(each.cores, each.memory_mib, each.gpus, each.gpu_memory_mib)
             for each in found.hosts
@@ -69,3 +93,23 @@ def parse(text: str) -> list[Machine]:
     if len(machines) > limits.SIMULATED_HOSTS_MAX:
         raise ConfigError(f"--pool {text}: must be at most {limits.SIMULATED_HOSTS_MAX} hosts")
     return machines
+
+
+def offers(text: str) -> Offers:
+    """What a TOML file says of services and quotas; the short forms say nothing. Raises ConfigError."""
+    if text.startswith(("cpu=", "gpu=")):
+        return Offers({}, {})
+    found = _file(text)
+    services = {
+        name: Model(each.weights_gib, each.restore_gb_per_s, each.restore_fixed_s).service
+        for name, each in found.services.items()
+    }
+    quotas = {
+        name: m.Quota(concurrency=each.concurrency, tokens=each.tokens, interval_ms=round(each.interval_s * 1_000))
+        for name, each in found.quotas.items()
+    }
+    return Offers(services, quotas)
+
+
+def _file(text: str) -> _File:
+    return decode_file(Path(text), lambda data: msgspec.toml.decode(data, type=_File))

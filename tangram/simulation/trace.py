@@ -11,7 +11,8 @@ from msgspec import Meta, Struct
 from tangram import limits
 from tangram import messages as m
 from tangram.errors import ConfigError
-from tangram.messages.fields import Kind, Name
+from tangram.messages.fields import Amount, Kind, Name
+from tangram.rules import GPU_CHUNKS
 from tangram.simulation.work import Trajectory, Work
 
 SECOND_NS: Final = 1_000_000_000
@@ -35,7 +36,8 @@ class Declared(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Row(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One line. cpu_cores, mem_mb: what was seen while it ran; not used. memory_mib: what it asks for."""
+    """One line. cpu_cores, mem_mb: what was seen while it ran; not used. memory_mib: what it asks for. service: whose weights a
+    row of GPUs runs on. tokens: by quota."""
 
     trajectory: Number
     step: Number
@@ -46,15 +48,15 @@ class Row(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     mem_mb: float | None = None
     start_s: Think | None = None
     task: Name = "trace"
-    key: Literal["cpu"] = "cpu"
+    key: Literal["cpu", "gpu", "api"] = "cpu"
     min_units: Units | None = None
     max_units: Units | None = None
     units: Annotated[tuple[Units, ...], Meta(min_length=1, max_length=limits.LEGAL_AMOUNTS_MAX)] | None = None
     parallel: Part | None = None
     memory_mib: Annotated[int, Meta(ge=0, le=limits.AMOUNT_MAX)] = 0
     hint: Declared | None = None
-    service: None = None
-    tokens: None = None
+    service: Name | None = None
+    tokens: dict[Name, Amount] | None = None
 
 
 class Assumption(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -142,6 +144,12 @@ def _work(where: str, row: Row, assumption: Assumption | None) -> Work:
         scales = assumption.rigid_from_s is None or row.duration_s < assumption.rigid_from_s
     if parallel is None:
         high, legal = low, ()
+    if row.key == "gpu" and not {low, high, *legal} <= set(GPU_CHUNKS):
+        raise ConfigError(f"{where}: units: of GPUs must be among {', '.join(map(str, GPU_CHUNKS))}")
+    if row.key == "api" and high > 1:
+        raise ConfigError(f"{where}: units: a call that needs neither cores nor GPUs has none")
+    if row.service is not None and row.key != "gpu":
+        raise ConfigError(f"{where}: service: is for a row with key gpu")
     return Work(
         kind=row.kind,
         think_ns=round(row.think_s * SECOND_NS),
@@ -152,6 +160,9 @@ def _work(where: str, row: Row, assumption: Assumption | None) -> Work:
         legal=legal,
         memory_mib=row.memory_mib,
         hint=_hint(row.hint),
+        key=row.key,
+        service=row.service or "",
+        tokens=tuple((row.tokens or {}).items()),
     )
 
 

@@ -1,5 +1,6 @@
 """What is simulated: trajectories of actions, with the truth about their durations, which the scheduler is not told."""
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from tangram import messages as m
@@ -54,3 +55,22 @@ class Trajectory(NamedTuple):
     task: str
     start_ns: int
     work: list[Work]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model that scores on GPUs in chunks of 1, 2, 4 or 8."""
+
+    weights_gib: float
+    restore_gb_per_s: float = 25.0
+    """Of one GPU: host memory over PCIe 5 x16, less what is lost. Assumed."""
+    restore_fixed_s: float = 0.1
+    """Assumed."""
+
+    @property
+    def service(self) -> m.Service:
+        return m.Service(
+            weights_mib=round(self.weights_gib * 1024),
+            restore_us=round(self.weights_gib * 1.073741824 / self.restore_gb_per_s * 1e6),
+            restore_fixed_us=round(self.restore_fixed_s * 1e6),
+        )

@@ -9,11 +9,12 @@ from dataclasses import dataclass, fields, replace
 from random import Random
 from typing import Any, Final, Protocol
 
+from tangram import limits
 from tangram import messages as m
 from tangram.errors import ConfigError
 from tangram.rules import GPU_CHUNKS
 from tangram.simulation.trace import SECOND_NS
-from tangram.simulation.work import Trajectory, Work
+from tangram.simulation.work import Model, Trajectory, Work
 
 
 class Workload(Protocol):
@@ -113,25 +114,6 @@ class Coding:
             duration_ns=duration_ns,
             scalable_ns=round(duration_ns * (1 - self.serial)) if drawn.scales else 0,
             high=self.max_units if drawn.scales else 1,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """A model that scores on GPUs in chunks of 1, 2, 4 or 8."""
-
-    weights_gib: float
-    restore_gb_per_s: float = 25.0
-    """Of one GPU: host memory over PCIe 5 x16, less what is lost. Assumed."""
-    restore_fixed_s: float = 0.1
-    """Assumed."""
-
-    @property
-    def service(self) -> m.Service:
-        return m.Service(
-            weights_mib=round(self.weights_gib * 1024),
-            restore_us=round(self.weights_gib * 1.073741824 / self.restore_gb_per_s * 1e6),
-            restore_fixed_us=round(self.restore_fixed_s * 1e6),
         )
 
 
@@ -259,8 +241,17 @@ def _varied(job: Any, factors: dict[str, float]) -> Any:
         if each.name in factors:
             value = getattr(job, each.name)
             product = value * factors[each.name]
+            if each.name in _SHARES and product > 1:
+                raise ConfigError(f"--vary {each.name}: would be {product:g}, and is a part of 1")
+            if each.name == "teachers" and product > limits.SERVICES_MAX:
+                raise ConfigError(
+                    f"--vary {each.name}: would be {product:g}, and an executor serves at most {limits.SERVICES_MAX}"
+                )
             new[each.name] = max(1, round(product)) if isinstance(value, int) else product
     return replace(job, **new)
+
+
+_SHARES: Final = ("active_share", "serial")
 
 
 def _scored(random: Random, kind: str, service: str, think_ns: int, mean_s: float, cv: float, serial: float) -> Work:

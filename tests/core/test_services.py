@@ -357,3 +357,20 @@ def test_what_a_lost_process_was_told_to_evict_may_be_there_still() -> None:
     other.find_dead([worker])
     other.send()
     assert len(world.decide()) == 1
+
+
+def test_when_many_wait_for_a_service_chunks_are_small_at_once() -> None:
+    """However idle the GPUs were until now: what does not scale fully does more work on smaller ones."""
+    hint = m.Hint(duration_us=4 * SECOND_US, parallel_ppm=900_000)
+    world, worker = gpu_world(range(8), {"s": service(0.1, weights_mib=10)})
+    alone = world.submit(key="gpu", service="s", gpu=m.Demand(low=1, high=8), hint=hint)
+    (start,) = world.decide()
+    assert len(start.gpus) == 8
+    worker.finish(alone)
+    ask(world, "s", gpu=4)
+    world.decide()
+    for _ in range(40):
+        world.submit(key="gpu", service="s", gpu=m.Demand(low=1, high=8), hint=hint)
+    sizes = [len(start.gpus) for start in world.decide()]
+    assert sum(sizes) == 4
+    assert max(sizes) <= 2

@@ -16,7 +16,7 @@ from tangram import subjects
 from tangram.outcomes import Outcome
 from tangram.scheduler.compose import cancels_for, compose
 from tangram.scheduler.fold import Folded, Record, step
-from tangram.scheduler.state import Action, ActionId, GrantKey, HostKey, Phase, State
+from tangram.scheduler.state import BEHAVIOUR, Action, ActionId, GrantKey, HostKey, Phase, State
 from tangram.scheduler.window import Window, plan
 
 START_NS: Final = 1_800_000_000_000_000_000
@@ -432,7 +432,7 @@ class World:
         """A scheduler takes the lead: what another had on its way is refused from here on."""
         self.in_flight.clear()
         started = m.LeaderStarted(
-            leader="s", behaviour=1, policy=policy, settings=settings, quotas=quotas or {}, shares=shares or {}
+            leader="s", behaviour=BEHAVIOUR, policy=policy, settings=settings, quotas=quotas or {}, shares=shares or {}
         )
         self.put(subjects.LEADER, started)
 

@@ -13,6 +13,7 @@ from tangram.broker import Broker, StreamState, apply, purge, read_log, stream_s
 from tangram.cli import replay, status
 from tangram.local import LocalStack, ProcessFailed
 from tangram.outcomes import Outcome
+from tangram.replay.sources import BrokerSource
 from tangram.scheduler.checkpoints import restore
 from tests.e2e.conftest import eventually, fold, whole_log
 
@@ -78,11 +79,14 @@ async def what_is_left_can_be_folded(url: str) -> None:
         assert [each.seq for each in log] == list(range(begin_seq + 1, log[-1].seq + 1)), "a hole"
         state = fold(log, restored.state)
         assert (await status.read_state(broker)).digest == state.digest
-        timeline = await replay.read_timeline(broker)
+        timeline = await replay.read_timeline(await BrokerSource.open(broker))
         assert (timeline.begin_ns, timeline.first_seq, timeline.skipped) == (begin_ns, begin_seq + 1, 0)
         shown = {(attempt.kind, str(attempt.outcome)) for attempt in timeline.attempts if attempt.task == "t"}
         assert shown >= {("session.open", "ok"), ("run", "ok"), ("file.read", "ok"), ("session.close", "ok")}
         assert all(attempt.freed_ns is not None for attempt in timeline.attempts if attempt.units)
+        report = await replay.verified(await BrokerSource.open(broker))
+        assert report.ok, report
+        assert report.windows > 3
     finally:
         await broker.close()
 

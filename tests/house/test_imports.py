@@ -36,6 +36,8 @@ PURE = {
     "tangram.producers.request", "tangram.producers.pending", "tangram.producers.result",
     "tangram.executors.core", "tangram.executors.backend",
     "tangram.replay.facts", "tangram.replay.reasons", "tangram.replay.collector", "tangram.replay.timeline",
+    "tangram.replay.redact", "tangram.replay.planned", "tangram.replay.told", "tangram.replay.verify", "tangram.replay.verdict",
+    "tangram.replay.left", "tangram.replay.why",
 }  # fmt: skip
 PEERS = ("tangram.producers", "tangram.scheduler", "tangram.executors")
 

@@ -17,7 +17,7 @@ from tangram.local import LocalStack
 
 def given(url: str, file: Path) -> argparse.Namespace:
     top = argparse.ArgumentParser()
-    replay.add_to(top.add_subparsers())
+    replay.add_to(top.add_subparsers(dest="command"))
     return top.parse_args(["replay", "--nats", url, "--timeline", str(file)])
 
 

@@ -67,7 +67,32 @@ def test_numbers_of_a_workload_are_varied(capsys: pytest.CaptureFixture[str]) ->
     assert two["mean_run_s"] == pytest.approx(2 * one["mean_run_s"], rel=0.01)
     assert main([*arguments, "--vary", "mean_run=2"]) == 2
     assert "--vary mean_run: the workload has" in capsys.readouterr().err
-    assert main([*arguments, "--vary", "mean_run_s=fast"]) == 2
+    for wrong in ("mean_run_s=fast", "mean_run_s=1e300", "actions=1e9", "active_share=3", "think_cv=0"):
+        assert main([*arguments, "--vary", wrong]) == 2, wrong
+    assert main([*arguments, "--vary", "actions=2", "--vary", "actions=3"]) == 2
+
+
+def test_what_a_pool_lacks_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "--workload", "mopd", "--trajectories", "4", "--pool", "cpu=16"]) == 1
+    assert "wants gpu 1 for teacher-" in capsys.readouterr().err
+    assert (
+        main(
+            [
+                "simulate",
+                "--workload",
+                "mopd",
+                "--trajectories",
+                "4",
+                "--pool",
+                "gpu=8",
+                "--policy",
+                "static-service",
+                "--units",
+                "3",
+            ]
+        )
+        == 2
+    )
 
 
 def test_units_are_the_fixed_size(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -205,3 +230,29 @@ def test_the_bisection(target: float, cores: int | None) -> None:
     found = smallest(3, 10, target, mean_act_s)
     assert found.units == cores
     assert found.tried == sorted((each, 10 / each) for each in asked)
+
+
+def test_a_trace_of_calls_and_scores_on_gpus_with_what_its_pool_says_of_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two searches at a time, of one second each; then both are scored on the one GPU, onto which the judge comes once."""
+    rows = [
+        {"trajectory": number, "step": step, "think_s": 0, "kind": kind, "duration_s": seconds, **more}
+        for number in range(4)
+        for step, (kind, seconds, more) in enumerate(
+            [("search", 1, {"key": "api", "tokens": {"web": 1}}), ("score", 0.5, {"key": "gpu", "service": "judge"})]
+        )
+    ]
+    trace, machines = tmp_path / "trace.jsonl", tmp_path / "pool.toml"
+    trace.write_text("\n".join(map(json.dumps, rows)))
+    machines.write_text(
+        "[[hosts]]\ngpus = 1\n[services.judge]\nweights_gib = 40\nrestore_gb_per_s = 42.94967296\nrestore_fixed_s = 0\n"
+        "[quotas.web]\nconcurrency = 2\n"
+    )
+    found = printed(capsys, "simulate", str(trace), "--pool", str(machines), "--round-trip-ms", "0")
+    assert (found["actions"], found["restores"]) == (8, 1)
+    assert found["gpu_seconds_held"] == pytest.approx(1 + 4 * 0.5)
+    assert found["makespan_s"] == pytest.approx(1 + 1 + 4 * 0.5)
+    machines.write_text("[[hosts]]\ngpus = 1\n[quotas.web]\nconcurrency = 2\n")
+    assert main(["simulate", str(trace), "--pool", str(machines)]) == 1
+    assert "no executor serves judge" in capsys.readouterr().err

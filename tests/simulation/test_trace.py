@@ -116,8 +116,11 @@ def test_a_kind_is_left_out_on_request_only(tmp_path: Path) -> None:
         ({**ROW, "kind": "Bash"}, ":2: kind: expected `str` matching regex"),
         ({**ROW, "kind": "session.open"}, ":2: kind: sandboxes are opened and closed by the simulation"),
         ({**ROW, "max_unit": 4}, ":2: object contains unknown field `max_unit`"),
-        ({**ROW, "key": "gpu"}, ":2: key: invalid enum value 'gpu'"),
-        ({**ROW, "service": "judge"}, ":2: service: expected `null`"),
+        ({**ROW, "key": "disk"}, ":2: key: invalid enum value 'disk'"),
+        ({**ROW, "key": "gpu", "min_units": 3}, ":2: units: of GPUs must be among 1, 2, 4, 8"),
+        ({**ROW, "key": "api", "min_units": 2}, ":2: units: a call that needs neither cores nor GPUs has none"),
+        ({**ROW, "service": "judge"}, ":2: service: is for a row with key gpu"),
+        ({**ROW, "tokens": {"search": -1}}, ":2: tokens[...]: expected `int` >= 0"),
         ({**ROW, "parallel": 1.5}, ":2: parallel: expected `float` <= 1"),
         ({**ROW, "min_units": 4, "max_units": 2}, ":2: max_units: must not be below min_units, 4"),
         ({**ROW, "min_units": 0}, ":2: min_units: expected `int` >= 1"),
@@ -194,6 +197,11 @@ def test_a_bad_pool_is_refused(text: str) -> None:
         ("[[hosts]]\ncores = [0]", "hosts[0].cores[0]: expected `int` >= 1"),
         ("[[hosts]]\ncores = [9000, 9000]", "a host must have at most 16384 cores"),
         ("cores = 4", "object contains unknown field `cores`"),
+        (
+            "[[hosts]]\ngpus = 8\n[services.judge]\nrestore_gb_per_s = 20",
+            "services[...]: object missing required field `weights_gib`",
+        ),
+        ("[[hosts]]\ngpus = 8\n[quotas.web]\ninterval_s = 0", "quotas[...].interval_s: expected `float` >= 0.001"),
     ],
 )
 def test_a_bad_pool_file_is_refused(tmp_path: Path, text: str, said: str) -> None:
