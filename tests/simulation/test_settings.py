@@ -1,4 +1,4 @@
-"""What elasticity is for: less mean ACT than any one number of cores for each action would have given, known in hindsight."""
+"""What elasticity is for: less mean ACT than any one number of cores for every action, known only in hindsight, would give."""
 
 import pytest
 
