@@ -110,8 +110,12 @@ def quotas(texts: list[str]) -> "dict[str, m.Quota]":
         if match is None:
             raise ConfigError(f"--quota {text}: must be NAME=CONCURRENCY or NAME=CONCURRENCY,TOKENS/SECONDS")
         name, concurrency, tokens, seconds = match.groups()
-        if name in found or name in ("cpu", "gpu", "memory"):
-            raise ConfigError(f"--quota {text}: {name} is the name of something already")
+        if name in found:
+            raise ConfigError(f"--quota {text}: {name} has a quota already")
+        if name in ("cpu", "gpu", "memory"):
+            raise ConfigError(f"--quota {text}: {name} is a resource of hosts")
+        if tokens == "0":
+            raise ConfigError(f"--quota {text}: leave the tokens out if they are not limited")
         interval_ms = round(float(seconds) * 1e3) if seconds else 60_000
         if not 1 <= interval_ms <= limits.DEADLINE_MS_MAX:
             raise ConfigError(f"--quota {text}: the interval must be 0.001 to {limits.DEADLINE_MS_MAX // 1000} seconds")

@@ -105,8 +105,17 @@ def _source(given: argparse.Namespace) -> "tuple[list[Trajectory], Workload | No
         raise ConfigError(f"{'--assume' if given.assume else '--exclude-kind'}: is for a TRACE")
     if given.trajectories is None:
         raise ConfigError("--trajectories: must be given with --workload")
-    workload = workloads.varied(workloads.WORKLOADS[given.workload], dict(map(_factor, given.vary)))
+    workload = workloads.varied(workloads.WORKLOADS[given.workload], _factors(given.vary))
     return workload.trajectories(given.trajectories, given.seed or 0), workload
+
+
+def _factors(texts: list[str]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, factor in map(_factor, texts):
+        if name in found:
+            raise ConfigError(f"--vary {name}: is there twice")
+        found[name] = factor
+    return found
 
 
 def _factor(text: str) -> tuple[str, float]:
@@ -115,12 +124,13 @@ def _factor(text: str) -> tuple[str, float]:
         value = float(factor)
     except ValueError:
         value = math.nan
-    if not (math.isfinite(value) and value > 0):
-        raise ConfigError(f"--vary {text}: must be NAME=FACTOR, with a factor above 0")
+    if not (math.isfinite(value) and 0.01 <= value <= 100):
+        raise ConfigError(f"--vary {text}: must be NAME=FACTOR, with a factor of 0.01 to 100")
     return name, value
 
 
 def _setup(given: argparse.Namespace, workload: "Workload | None") -> "Setup":
+    from tangram.rules import GPU_CHUNKS
     from tangram.scheduler.policies import SETTINGS
     from tangram.simulation import pool
     from tangram.simulation.driver import UNITS_SETTING, Setup
@@ -131,6 +141,8 @@ def _setup(given: argparse.Namespace, workload: "Workload | None") -> "Setup":
         name = UNITS_SETTING.get(given.policy, "")
         if name not in SETTINGS:
             raise ConfigError(f"--units: policy {given.policy} has no fixed size")
+        if given.policy == "static-service" and given.units not in GPU_CHUNKS:
+            raise ConfigError(f"--units {given.units}: a service owns chunks of 1, 2, 4 or 8 GPUs")
         settings |= common.settings([f"{name}={given.units}"])
     if not 0 <= given.round_trip_ms <= limits.TICK_NS / 1e6:
         raise ConfigError(f"--round-trip-ms {given.round_trip_ms:g}: must be 0 to {limits.TICK_NS / 1e6:g}")

@@ -5,6 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 from tangram import limits, roles
@@ -30,7 +31,7 @@ def add_to(commands: "Commands") -> None:
     common.add_recording(command)
     command.add_argument("--task", help="in place of an action: those of this task that waited longest")
     command.add_argument("--worst", type=common.positive, default=WORST, metavar="N", help=f"how many (default: {WORST})")
-    command.add_argument("--passes", action="store_true", help="each pass on a line of its own, also where several say the same")
+    command.add_argument("--passes", action="store_true", help="each pass on a line of its own")
     command.add_argument("--json", action="store_true")
     command.set_defaults(handler=handle)
 
@@ -110,41 +111,33 @@ def _json(stories: "Iterable[Story]") -> list[dict[str, object]]:
 
 
 def lines(story: "Story", *, passes: bool = False) -> list[str]:
-    """One for each event; passes that say the same kind of thing one after the other are one, with what the last one found."""
+    """One for each event; passes that follow each other are one, with what the first and the last of them found."""
     found = [f"{story.action} ({story.kind}), seconds since its submission:"]
-    for group in [[each] for each in story.events] if passes else _alike(story.events):
+    for is_left, events in groupby(story.events, lambda each: each.what == "left"):
+        group = list(events)
+        if passes or not is_left or len(group) == 1:
+            for each in group:
+                begin = f"{(each.at_ns - story.begin_ns) / 1e9:>10.3f}  "
+                found.append(begin + (f"window {each.window} left it: {each.text}" if is_left else each.text))
+            continue
         first, last = group[0], group[-1]
-        at = f"{(first.at_ns - story.begin_ns) / 1e9:>10.3f}  "
-        if first.what != "left":
-            found.append(at + first.text)
-        elif len(group) == 1:
-            found.append(f"{at}window {first.window} left it: {first.text}")
-        else:
-            until = f"{(last.at_ns - story.begin_ns) / 1e9:.3f}"
-            found.append(
-                f"{at}windows {first.window} to {last.window} ({len(group)} passes, until {until}) left it; the last: {last.text}"
-            )
+        at_s, until_s = ((each.at_ns - story.begin_ns) / 1e9 for each in (first, last))
+        which = f"windows {first.window} to {last.window}, until {until_s:.3f}, left it"
+        found.append(f"{at_s:>10.3f}  {which} ({len(group)} passes: {_kinds(group)})")
+        found += [f"{'':12}first: {first.text}", f"{'':12}last:  {last.text}"]
     return found
 
 
-def _alike(events: "Iterable[Event]") -> "list[list[Event]]":
-    groups: list[list[Event]] = []
-    for each in events:
-        if groups and each.what == "left" and (groups[-1][0].what, groups[-1][0].reason) == ("left", each.reason):
-            groups[-1].append(each)
-        else:
-            groups.append([each])
-    return groups
+def _kinds(left: "Iterable[Event]") -> str:
+    return ", ".join(f"{number} {reason}" for reason, number in Counter(each.reason for each in left).most_common())
 
 
 def _summary(stories: "Iterable[Story]", waits: "dict[ActionId, int]") -> list[str]:
     found = []
     for story in stories:
         left = [each for each in story.events if each.what == "left"]
-        counts = Counter(each.reason for each in left)
-        kinds = ", ".join(f"{number} {reason}" for reason, number in counts.most_common()) or "none"
         waited_s = waits[story.action] / 1e9
-        found.append(f"{waited_s:>10.3f} s  {story.action} ({story.kind}): left by {len(left)} passes ({kinds})")
+        found.append(f"{waited_s:>10.3f} s  {story.action} ({story.kind}): left by {len(left)} passes ({_kinds(left) or 'none'})")
         if left:
             found.append(f"{'':14}the last: {left[-1].text}")
     return found

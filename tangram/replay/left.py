@@ -1,5 +1,6 @@
 """Why a pass left a ready action behind, in one sentence. Pure."""
 
+from collections.abc import Container
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -50,11 +51,10 @@ def left_behind(state: State, window: Window, found: Candidates, action: Action)
         best = max(lacking, key=lambda key: _free(rooms[key], cost))
         others = f", and no more on {count(len(rooms) - 1, 'other host')}" if len(rooms) > 1 else ""
         return Left("short", f"{lacking[best]} on {best.name}{others}; {before}")
+    is_free = any(_has(rooms[holder.host], holder, cost, state.quotas) for holder in holders)
     is_open = any(found.has_room(action, holder, cost) for holder in holders)
     waiting = _first_waiting(state, window, action, rooms)
-    labels = [label for name in cost for label in found.labels(name, action.id.task)]
-    is_held_back = any(label in room.blocked or label in room.closed for room in rooms.values() for label in labels)
-    if not is_open and is_held_back and waiting is not None:
+    if is_free and not is_open and waiting is not None:
         return Left("kept", f"what is free is kept for {waiting.id}, which waits for {_needs(charge(state, waiting))}; {before}")
     if not is_open:
         return Left("taken", f"it needs {_needs(cost)}, which this pass gave to those before it; {before}")
@@ -71,6 +71,18 @@ def _able(state: State, found: Candidates, action: Action, cost: dict[str, m.Dem
 
 def _needs(cost: dict[str, m.Demand]) -> str:
     return ", ".join(amount(name, demand.low) for name, demand in cost.items()) or "nothing"
+
+
+def _has(room: Room, holder: Incarnation, cost: dict[str, m.Demand], quotas: Container[str]) -> bool:
+    """Whether all that it needs is free behind what the pass has started."""
+    free_gpus = room.host.gpus.free.bit_count() - sum(len(each.gpus) for each in room.decisions)
+    return all(
+        room.pool.fits(demand.low, holder.cores_mask)
+        if name == "cpu"
+        else demand.low <= (free_gpus if name == "gpu" else room.free.get(name, 0))
+        for name, demand in cost.items()
+        if demand.low and name not in quotas
+    )
 
 
 def _free(room: Room, cost: dict[str, m.Demand]) -> int:

@@ -7,7 +7,7 @@ from typing import Final, Protocol
 from tangram import messages as m
 from tangram import subjects
 from tangram.broker import Broker, read_log, recorded_through, stream_state
-from tangram.errors import ApiError, TangramError
+from tangram.errors import ApiError, ConfigError, TangramError
 from tangram.replay.logfile import LogFile
 from tangram.scheduler.checkpoint import dump, load
 from tangram.scheduler.checkpoints import Restored, payload_parts, restore
@@ -86,7 +86,8 @@ class BrokerSource:
     @classmethod
     async def open(cls, broker: Broker, *, from_ns: int | None = None, until_ns: int | None = None) -> "BrokerSource":
         """The log from its beginning, or its oldest checkpoint, on. from_ns: from the last checkpoint before that stamp;
-        until_ns: up to it. Raises TangramError if there is no log, or none that can be folded."""
+        until_ns: up to it. Raises TangramError if there is no log, or none that can be folded;
+        ConfigError if there is nothing up to then."""
         try:
             stored = await stream_state(broker, subjects.STREAM)
         except ApiError as error:
@@ -106,7 +107,10 @@ class BrokerSource:
             restored = None if is_whole else await restore(broker, oldest=True)
         if restored is None and not is_whole:
             raise TangramError(f"the log begins at {stored.first_seq}, and no checkpoint leads up to it: it cannot be folded")
-        return cls(broker, restored, last_seq)
+        found = cls(broker, restored, last_seq)
+        if found.last_seq <= found.after_seq:
+            raise ConfigError("--until: nothing of the log that can be folded is as old as that")
+        return found
 
     async def state(self) -> State | None:
         return load(self._dumped) if self._dumped else None

@@ -120,7 +120,8 @@ def _leader(state: State, message: m.LeaderStarted) -> None:
     state.epoch = state.seq
     state.settings = dict(message.settings)
     state.shares = dict(message.shares)
-    _quotas(state, message.quotas)
+    if message.quotas:  # a forgotten option must not let all that waits go at once
+        _quotas(state, message.quotas)
     state.story.append(f"leader {message.leader} {message.policy}")
     if message.policy != state.policy:
         state.policy = message.policy

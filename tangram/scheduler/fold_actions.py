@@ -197,7 +197,7 @@ def end_session(state: State, session: Session) -> None:
     if holder is not None and holder.sessions.pop(session.id, None) is not None:
         host = state.hosts[holder.host]
         host.sessions -= 1
-        parts.closed(host, session.id.task, state.now_ns)
+        parts.closed(state, host, session.id.task)
         state.owed.ends.pop((holder.id, session.id), None)
         grant = holder.grants.get(session.grant) if session.grant is not None else None
         if grant is not None and holder.live:
@@ -229,7 +229,7 @@ def release(state: State, grant: Grant) -> None:
     holder = state.incarnations[grant.incarnation]
     del holder.grants[grant.key]
     host = state.hosts[grant.host]
-    parts.gave(host, grant.key.action.task, grant.amounts, state.now_ns)
+    parts.gave(state, host, grant.key.action.task, grant.amounts)
     for name, amount in grant.amounts.items():
         if name == "cpu":
             observe(host, state.now_ns)

@@ -59,7 +59,7 @@ def started(state: State, holder: Incarnation, number: int, start: m.Start) -> N
     )
     holder.grants[key] = grant
     host = state.hosts[holder.host]
-    parts.took(host, start.task, start.amounts, state.now_ns)
+    parts.took(state, host, start.task, start.amounts)
     for name, amount in start.amounts.items():
         if name == "cpu":
             observe(host, state.now_ns)
@@ -187,7 +187,7 @@ def _opened(state: State, session: Session, grant: Grant, holder: Incarnation) -
     holder.sessions[session.id] = session
     host = state.hosts[holder.host]
     host.sessions += 1
-    parts.opened(host, session.id.task, state.now_ns)
+    parts.opened(state, host, session.id.task)
     state.story.append(f"session opened {session.id} {holder.id}")
     advance(state, session)
 

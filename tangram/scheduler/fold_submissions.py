@@ -205,6 +205,9 @@ def never_fits(state: State, action: Action) -> str:
         return f"at most cpu {most * MILLI} of one host are the part of task {task}"
     if service and any(could_fit(state, holder, cost) for holder in places):
         return f"no executor has the memory for {service} on so many GPUs"
+    unknown = sorted(name for name in cost if all(size_of(state, holder, name) < 0 for holder in places))
+    if unknown:
+        return f"there is no quota {', '.join(unknown)}, and no host has any"
     largest = {name: max(size_of(state, holder, name) for holder in places) for name in cost}
     return "at most " + ", ".join(f"{name} {amount}" for name, amount in sorted(largest.items())) + " on one executor"
 

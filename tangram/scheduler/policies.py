@@ -138,7 +138,7 @@ def curve_of(state: State, action: Action, prior: Hint) -> Curve:
 
 def size_of(state: State, holder: Incarnation, name: str) -> int:
     """How much of a resource one executor has when nothing runs: of cpu its own cores in millicores, of gpu its largest chunk,
-    of a quota what it ever lets through at once, else what its host has."""
+    of a quota what it ever lets through at once, else what its host has; -1 of what nobody knows."""
     if name == "cpu":
         return holder.cores_mask.bit_count() * MILLI
     if name == "gpu":
@@ -146,7 +146,7 @@ def size_of(state: State, holder: Incarnation, name: str) -> int:
     quota = state.quotas.get(name)
     if quota is not None:
         return quota.limit.tokens or limits.AMOUNT_MAX
-    return state.hosts[holder.host].capacity.get(name, 0)
+    return state.hosts[holder.host].capacity.get(name, 0 if name == "memory" else -1)
 
 
 def _largest_chunk(gpus: int) -> int:

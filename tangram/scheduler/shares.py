@@ -10,7 +10,7 @@ from math import ceil, sqrt
 from typing import Final
 
 from tangram.scheduler.cores import MILLI, cores_of
-from tangram.scheduler.parts import IDLE_NS, mean_cores
+from tangram.scheduler.parts import is_idle, mean_cores
 from tangram.scheduler.state import Host, HostKey, QueueKey, State
 
 MARGIN: Final = 2.0
@@ -127,7 +127,7 @@ class Shares:
         state = self._state
         wants: dict[str, float] = {}
         for other, part in host.parts.items():
-            if other != task and (part.amounts or part.sessions or state.now_ns - part.load.at_ns < IDLE_NS):
+            if other != task and not is_idle(state, part):
                 lately = mean_cores(part, state.now_ns)
                 wants[other] = max(lately + MARGIN * sqrt(lately), part.cores)
         for (where, other), cores in self._waiting.items():

@@ -201,6 +201,8 @@ class Part:
     amounts: dict[str, int] = field(default_factory=dict)
     sessions: int = 0
     load: Load = field(default_factory=Load)
+    stamp_ns: int = 0
+    """The highest stamp of the server's when it last changed."""
 
     @property
     def cores(self) -> float:

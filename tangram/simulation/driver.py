@@ -27,8 +27,8 @@ UNITS_SETTING: Final = {"static-trajectory": "static_units", "static-service": "
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """How it is scheduled. one_shot: no sandboxes, so no action is bound to a host. oracle: hints that tell the truth.
-    services: what the GPUs serve; quotas: what is shared by all."""
+    """How it is scheduled. one_shot: no sandboxes, so no action is bound to a host. oracle: hints that tell the truth, and
+    nothing is learnt. services: what the GPUs serve; quotas: what is shared by all."""
 
     policy: str = "tangram"
     settings: dict[str, int] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Simulation:
             leader="simulation",
             behaviour=BEHAVIOUR,
             policy=setup.policy,
-            settings=setup.settings,
+            settings={"learn": 0, **setup.settings} if setup.oracle else setup.settings,
             quotas=setup.quotas,
             shares=setup.shares,
         )
@@ -121,13 +121,23 @@ class Simulation:
         elif tick_ns is not None:
             self._idle_ticks = 0 if event_ns is not None else self._idle_ticks + 1
             if self._idle_ticks > limits.SIMULATED_IDLE_TICKS_MAX:
-                raise TangramError(f"{len(self.state.actions)} actions wait, and nothing runs that could make room for them")
+                raise TangramError(self._stuck())
             self._clock.move(tick_ns)
             self._leader.tick()
         else:
             return False
         self._leader.turn()
         return True
+
+    def _stuck(self) -> str:
+        waiting = [next(iter(queue)) for queue in self.state.queues.values()]
+        first = min(waiting, key=lambda action: action.order) if waiting else next(iter(self.state.actions.values()))
+        service = f" for {first.spec.service}" if first.spec.service else ""
+        wants = ", ".join(f"{name} {demand.low}" for name, demand in first.spec.cost.items()) or first.key
+        return (
+            f"{len(self.state.actions)} actions wait, and nothing runs that could make room for them; the first, {first.id}, "
+            f"wants {wants}{service} on an executor of kind {first.key}"
+        )
 
     def _read(self, outgoing: Outgoing) -> None:
         message = outgoing.message

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from random import Random
 from typing import Any, Final, Protocol
 
+from tangram import limits
 from tangram import messages as m
 from tangram.errors import ConfigError
 from tangram.rules import GPU_CHUNKS
@@ -240,8 +241,17 @@ def _varied(job: Any, factors: dict[str, float]) -> Any:
         if each.name in factors:
             value = getattr(job, each.name)
             product = value * factors[each.name]
+            if each.name in _SHARES and product > 1:
+                raise ConfigError(f"--vary {each.name}: would be {product:g}, and is a part of 1")
+            if each.name == "teachers" and product > limits.SERVICES_MAX:
+                raise ConfigError(
+                    f"--vary {each.name}: would be {product:g}, and an executor serves at most {limits.SERVICES_MAX}"
+                )
             new[each.name] = max(1, round(product)) if isinstance(value, int) else product
     return replace(job, **new)
+
+
+_SHARES: Final = ("active_share", "serial")
 
 
 def _scored(random: Random, kind: str, service: str, think_ns: int, mean_s: float, cv: float, serial: float) -> Work:

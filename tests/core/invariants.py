@@ -478,6 +478,8 @@ def fits(action: Action, millicores: int, free: Counter[str], state: State) -> b
     if action.opens is not None and state.policy == "static-trajectory":
         cost["cpu"] = state.settings.get("static_units", 1) * WHOLE
     cost.pop("gpu", None)
+    if any(name not in ("cpu", "memory") and name not in free for name in cost):
+        return False  # a quota that is no more
     return all(low <= (millicores if name == "cpu" else free[name]) for name, low in cost.items())
 
 

@@ -120,5 +120,5 @@ def test_nobody_waits_for_what_comes_back_late() -> None:
 
 def test_against_branch_and_bound_in_arrival_order() -> None:
     priced, published = gaps(sizing.priced, 60), gaps(sizing.paper, 60)
-    assert sum(priced) / len(priced) <= 0.04
+    assert sum(priced) / len(priced) <= 0.02
     assert sum(priced) < sum(published)

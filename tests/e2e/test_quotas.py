@@ -53,8 +53,10 @@ async def test_no_second_sees_more_tokens_than_there_are(stack: LocalStack, clie
 async def test_more_tokens_than_there_ever_are(client: tangram.Client) -> None:
     result = await client.run("true", quotas={"few": 3})
     assert (result.outcome, result.reason) == (tangram.Outcome.REJECTED, "never_fits")
-    result = await client.run("true", quotas={"unheard": 1})
-    assert (result.outcome, result.reason) == (tangram.Outcome.REJECTED, "never_fits")
+    for tokens in (0, 1):
+        result = await client.run("true", quotas={"unheard": tokens})
+        assert (result.outcome, result.reason) == (tangram.Outcome.REJECTED, "never_fits")
+        assert "no quota unheard" in result.detail
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -71,7 +73,7 @@ async def test_what_is_no_quota_is_refused_by_the_client(client: tangram.Client,
         await client.run("true", quotas=quotas)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("text", ["few", "few=", "few=x", "cpu=1", "few=1,2", "few=1,2/0", "a b=1"])
+@pytest.mark.parametrize("text", ["few", "few=", "few=x", "cpu=1", "few=1,2", "few=1,2/0", "few=1,0/9", "a b=1"])
 def test_what_is_no_quota_is_refused_by_the_scheduler(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["scheduler", "--quota", text]) == 2
     assert f"--quota {text}" in capsys.readouterr().err

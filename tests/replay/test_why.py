@@ -208,14 +208,15 @@ def test_every_window_that_could_have_started_it_is_there() -> None:
         assert windows == list(range(windows[0], decided.window)), "one sentence for each"
 
 
-def test_alike_passes_are_one_line() -> None:
+def test_passes_that_follow_each_other_are_one_line() -> None:
     story = Story(ActionId("t", "c", 1), "run", SECOND)
     story.events = [
         Event("left", (1 + index) * SECOND, index, f"text {index}", index, "short" if index < 4 else "kept")
         for index in range(1, 6)
     ]
-    assert len(lines(story)) == 1 + 2
-    assert "windows 1 to 3 (3 passes, until 3.000) left it; the last: text 3" in lines(story)[1]
+    _, summary, first, last = lines(story)
+    assert "windows 1 to 5, until 5.000, left it (5 passes: 3 short, 2 kept)" in summary
+    assert (first.strip(), last.strip()) == ("first: text 1", "last:  text 5")
     assert len(lines(story, passes=True)) == 1 + 5
 
 

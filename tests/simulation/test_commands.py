@@ -67,7 +67,32 @@ def test_numbers_of_a_workload_are_varied(capsys: pytest.CaptureFixture[str]) ->
     assert two["mean_run_s"] == pytest.approx(2 * one["mean_run_s"], rel=0.01)
     assert main([*arguments, "--vary", "mean_run=2"]) == 2
     assert "--vary mean_run: the workload has" in capsys.readouterr().err
-    assert main([*arguments, "--vary", "mean_run_s=fast"]) == 2
+    for wrong in ("mean_run_s=fast", "mean_run_s=1e300", "actions=1e9", "active_share=3", "think_cv=0"):
+        assert main([*arguments, "--vary", wrong]) == 2, wrong
+    assert main([*arguments, "--vary", "actions=2", "--vary", "actions=3"]) == 2
+
+
+def test_what_a_pool_lacks_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "--workload", "mopd", "--trajectories", "4", "--pool", "cpu=16"]) == 1
+    assert "wants gpu 1 for teacher-" in capsys.readouterr().err
+    assert (
+        main(
+            [
+                "simulate",
+                "--workload",
+                "mopd",
+                "--trajectories",
+                "4",
+                "--pool",
+                "gpu=8",
+                "--policy",
+                "static-service",
+                "--units",
+                "3",
+            ]
+        )
+        == 2
+    )
 
 
 def test_units_are_the_fixed_size(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from tangram.simulation.client import Done
 from tangram.simulation.driver import Setup, Simulation
 from tangram.simulation.pool import Machine
+from tangram.simulation.report import figures
 from tangram.simulation.work import Trajectory, Work
 from tangram.simulation.workloads import Coding
 
@@ -113,3 +114,16 @@ def test_passing_a_wide_action_pays_and_its_patience_bounds_its_wait() -> None:
     assert fmean(waits_s(strict)) < fmean(waits_s(patient))
     # Beyond its patience it waits for those before it in the queue, and for what runs.
     assert max(waits_s(patient)) < 3 * max(waits_s(strict))
+
+
+def test_a_task_that_has_gone_leaves_its_part_though_nobody_ticked() -> None:
+    """While nothing is open log time stands still: the minute is one of the server's clock, too."""
+    first = [Trajectory(n, "a", 0, [_half_a_second()]) for n in range(40)]
+    after = [Trajectory(100 + n, "b", 210 * SECOND, [_half_a_second()]) for n in range(30)]
+    simulation = Simulation([*first, *after], [Machine((2,))], Setup("fair", one_shot=True, round_trip_ns=0))
+    simulation.run()
+    assert figures(simulation, "b").makespan_s == pytest.approx(30 * 0.5 / 2, rel=0.1)
+
+
+def _half_a_second() -> Work:
+    return Work("run", 0, SECOND // 2)
