@@ -222,7 +222,8 @@ def test_every_action_ends_once_in_its_order_within_the_capacity(
 ) -> None:
     tasks = 1 if POLICIES[policy].splits else 2  # what is wider than its task's part waits for good
     trajectories = [
-        Trajectory(number, f"job{number % tasks}", round(start_s * SECOND), steps) for number, (start_s, steps) in enumerate(loads)
+        Trajectory(number, f"job{number % tasks}", round(start_s * SECOND), steps)
+        for number, (start_s, steps) in enumerate(loads)
     ]
     machines = [Machine(tuple(nodes), 1_024) for nodes in pool]
     simulation = Simulation(trajectories, machines, Setup(policy, {}, trip_ms * MS, one_shot, oracle))
