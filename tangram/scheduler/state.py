@@ -339,4 +339,5 @@ class State:
 
     @property
     def wants_ticks(self) -> bool:
-        return bool(self.actions or self.sessions or self.owed)
+        """Also while tokens are out: log time has to go on for them to come back."""
+        return bool(self.actions or self.sessions or self.owed) or any(pool.taken for pool in self.quotas.values())

@@ -119,7 +119,7 @@ class Simulation:
             self._idle_ticks = 0
             self._clock.move(event_ns)
         elif tick_ns is not None:
-            self._idle_ticks = 0 if event_ns is not None else self._idle_ticks + 1
+            self._idle_ticks = 0 if event_ns is not None or not self.state.actions else self._idle_ticks + 1
             if self._idle_ticks > limits.SIMULATED_IDLE_TICKS_MAX:
                 raise TangramError(self._stuck())
             self._clock.move(tick_ns)

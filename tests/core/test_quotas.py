@@ -75,6 +75,21 @@ def test_tokens_come_back_an_interval_after_they_were_taken_in_log_time() -> Non
     assert begun(world) == [fourth.n]
 
 
+def test_log_time_goes_on_until_tokens_are_back_though_nothing_is_open() -> None:
+    """Else whoever comes after an idle hour would wait for tokens that its provider has long forgotten."""
+    world, worker = limited(TOKENS)
+    action = world.submit(api=10)
+    world.decide()
+    worker.finish(action)
+    assert not world.state.actions
+    assert world.state.wants_ticks
+    world.pass_time(5)
+    assert world.state.quotas["api"].out == 0
+    assert not world.state.wants_ticks
+    later = world.submit(api=10)
+    assert begun(world) == [later.n]
+
+
 def test_the_end_of_an_action_gives_no_tokens_back() -> None:
     world, worker = limited(TOKENS)
     action = world.submit(api=10)
