@@ -8,7 +8,7 @@ from tangram import messages as m
 from tangram.replay.reasons import short
 from tangram.replay.told import amount, count, ranges
 from tangram.scheduler.candidates import Candidates, Decision, Room
-from tangram.scheduler.policies import charge, could_run, fits_part
+from tangram.scheduler.policies import charge
 from tangram.scheduler.state import Action, ActionId, HostKey, Incarnation, Phase, State
 from tangram.scheduler.window import Window
 
@@ -42,7 +42,7 @@ def left_behind(state: State, window: Window, found: Candidates, action: Action)
     holders = _able(state, found, action, cost)
     if not holders:
         return Left("executor", f"no executor that lives could ever run it: it needs {_needs(cost)}")
-    if not found.within_quotas(cost):
+    if not found.quotas.lets_through(cost):
         return Left("quota", f"{_quotas(state, cost)}; {_before(state, window, action, None)}")
     rooms = {holder.host: found.room(holder.host) for holder in holders}
     before = _before(state, window, action, rooms)
@@ -66,7 +66,7 @@ def _able(state: State, found: Candidates, action: Action, cost: dict[str, m.Dem
         bound = [state.incarnations[action.session.incarnation]] if action.session.incarnation in state.incarnations else []
     else:
         bound = found.takers_of(action)
-    return [each for each in bound if could_run(state, each, action, cost) and fits_part(state, each, action, cost)]
+    return [each for each in bound if found.could_run(each, action, cost)]
 
 
 def _needs(cost: dict[str, m.Demand]) -> str:

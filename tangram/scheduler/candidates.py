@@ -16,6 +16,7 @@ from tangram import limits
 from tangram.messages import Demand, Resident
 from tangram.scheduler.cores import MILLI, CorePool, mask_of
 from tangram.scheduler.policies import Policy, charge, could_run, curve_of, fits_part, prior_of, setting
+from tangram.scheduler.quotas import QuotaGate
 from tangram.scheduler.ready import Order
 from tangram.scheduler.reservation import Release, Reservation, reserve
 from tangram.scheduler.shares import Shares
@@ -83,8 +84,7 @@ class Candidates:
         self._takers_of: dict[str, list[Incarnation]] = {}
         self._ranked: dict[tuple[str, bool, str], list[_Ranked]] = {}
         """Heaps by kind, whether for openings, and task if they share."""
-        self._let_through: dict[str, tuple[int, int]] = {}
-        """By quota: starts of this pass, and their tokens; (-1, 0) once one waits for it."""
+        self.quotas = QuotaGate(state.quotas)
         self._waiting: dict[tuple[object, ...], tuple[list[list[Reservation]], bool]] = {}
         """Of one-shot actions that wait, what one that asks for the same looks at in vain: reservations by host, and whether
         there are executors that the later ones could use and these could not."""
@@ -112,7 +112,7 @@ class Candidates:
                 heapq.heapreplace(by_rank, (now, order, number, group))
                 continue
             looked_at += 1
-            go_on = self._is_beyond_quota(action) or (on_gpus if "gpu" in action.spec.cost else self._try)(action)
+            go_on = self.quotas.is_beyond(action.spec.cost) or (on_gpus if "gpu" in action.spec.cost else self._try)(action)
             following = next(walks[index], None) if go_on else None
             if following is None:
                 heapq.heappop(group)
@@ -133,19 +133,19 @@ class Candidates:
         session = action.session
         if session is not None:
             bound = self.state.incarnations[session.incarnation]
-            if not self._could_run(bound, action, cost):
+            if not self.could_run(bound, action, cost):
                 return True
-            if self.state.quotas and not self.has_quota(cost, lambda: [bound]):
+            if not self.has_quota(cost, lambda: [bound]):
                 return False
             room = self.room(bound.host)
             if self._fits(room, bound, action, cost):
                 self.start(action, bound, cost)
                 return True
-            self._take_quotas(cost)
+            self.quotas.take(cost)
             self._hold_back(room, bound, action, cost)
             return _may_pass(self._reservations(room, action, cost))
-        if self.state.quotas and not self.has_quota(cost, lambda: self._able(action, cost)):
-            return not self.is_closed(cost)
+        if not self.has_quota(cost, lambda: self._able(action, cost)):
+            return not self.quotas.is_closed(cost)
         if self._waiting and (known := self._waiting.get(self._alike(action, cost))) is not None:
             for reservations in known[0]:
                 for each in reservations:
@@ -167,7 +167,8 @@ class Candidates:
         kind = (action.spec.kind, action.spec.hint) if self._backfilling else ()
         return action.key, action.avoid, whose, kind, *((name, demand.low) for name, demand in cost.items())
 
-    def _could_run(self, holder: Incarnation, action: Action, cost: dict[str, Demand]) -> bool:
+    def could_run(self, holder: Incarnation, action: Action, cost: dict[str, Demand]) -> bool:
+        """Whether it could start there if nothing else ran, within the part of its task."""
         return could_run(self.state, holder, action, cost) and fits_part(self.state, holder, action, cost)
 
     def _choose(self, action: Action, cost: dict[str, Demand], takers: list[Incarnation]) -> Incarnation | None:
@@ -210,14 +211,14 @@ class Candidates:
 
     def _able(self, action: Action, cost: dict[str, Demand]) -> list[Incarnation]:
         """Those for which an action that needs no GPUs can wait."""
-        holders = [each for each in self._takers(action.key) if self._could_run(each, action, cost)]
+        holders = [each for each in self._takers(action.key) if self.could_run(each, action, cost)]
         return self._preferred(action, cost, holders) if action.avoid else holders
 
     def hold_back(self, action: Action, holders: list[Incarnation], cost: dict[str, Demand]) -> list[Room]:
         """Of what an action waits for on these executors, those behind it get nothing; its quotas, which it has, are kept.
         Returns their rooms."""
         if holders:
-            self._take_quotas(cost)
+            self.quotas.take(cost)
         rooms: dict[HostKey, Room] = {}
         for holder in holders:
             room = self.room(holder.host)
@@ -236,37 +237,14 @@ class Candidates:
         """Whether this could start there now, on its minimum of everything; its quotas apart."""
         return self._fits(self.room(holder.host), holder, action, cost)
 
-    def _is_beyond_quota(self, action: Action) -> bool:
-        """Whether a quota was made smaller than what it takes: it waits for another change, and holds nobody up."""
-        pools = self.state.quotas
-        return bool(pools) and any(
-            0 < pools[name].limit.tokens < demand.low for name, demand in action.spec.cost.items() if name in pools
-        )
-
     def has_quota(self, cost: dict[str, Demand], holders: Callable[[], list[Incarnation]]) -> bool:
         """Whether all quotas that are named let it through. If one does not, it lets nobody through behind it either, as long as
         there is anybody who could run it."""
-        lacks = [name for name, demand in cost.items() if name in self.state.quotas and not self._lets_through(name, demand)]
-        if lacks and not self.is_closed(cost) and holders():
-            self._let_through.update(dict.fromkeys(lacks, (-1, 0)))
-        return not lacks
-
-    def is_closed(self, cost: dict[str, Demand]) -> bool:
-        """Whether somebody waits for one of its quotas, and so all others of its queue do."""
-        return any(self._let_through.get(name, (0, 0))[0] < 0 for name in cost)
-
-    def within_quotas(self, cost: dict[str, Demand]) -> bool:
-        return all(self._lets_through(name, demand) for name, demand in cost.items() if name in self.state.quotas)
-
-    def _lets_through(self, name: str, demand: Demand) -> bool:
-        count, tokens = self._let_through.get(name, (0, 0))
-        return count >= 0 and self.state.quotas[name].fits(tokens + demand.low, count + 1)
-
-    def _take_quotas(self, cost: dict[str, Demand]) -> None:
-        for name, demand in cost.items():
-            if name in self.state.quotas:
-                count, tokens = self._let_through.get(name, (0, 0))
-                self._let_through[name] = (count + 1, tokens + demand.low)
+        if self.quotas.lets_through(cost):
+            return True
+        if not self.quotas.is_closed(cost) and holders():
+            self.quotas.close(cost)
+        return False
 
     def _takers(self, key: str) -> list[Incarnation]:
         """Incarnations that take new actions of this kind, each host's in the order they joined."""
@@ -278,7 +256,7 @@ class Candidates:
 
     def _preferred(self, action: Action, cost: dict[str, Demand], holders: list[Incarnation]) -> list[Incarnation]:
         """Without the hosts that lost an attempt, as long as there is another that could ever run it."""
-        fresh = [holder for holder in holders if holder.host not in action.avoid and self._could_run(holder, action, cost)]
+        fresh = [holder for holder in holders if holder.host not in action.avoid and self.could_run(holder, action, cost)]
         return fresh or holders
 
     def _score(self, action: Action, room: Room, holder: Incarnation) -> int:
@@ -416,8 +394,7 @@ class Candidates:
         amounts: dict[str, int] = {}
         cores: tuple[int, ...] = ()
         claimed = 0
-        if quotas:
-            self._take_quotas(cost)
+        self.quotas.take(cost)
         for name, demand in cost.items():
             low = demand.low
             if name in quotas:

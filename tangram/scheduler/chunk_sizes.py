@@ -12,6 +12,7 @@ from tangram.scheduler.allocate import exactly_in_chunks
 from tangram.scheduler.elasticity import Curve
 from tangram.scheduler.gpu_rooms import GpuRoom
 from tangram.scheduler.gpus import free_in_chunks
+from tangram.scheduler.sizing import completion_us
 from tangram.scheduler.state import Action, ActionId
 
 DEPTH: Final = 16
@@ -32,6 +33,7 @@ def in_chunks(
         for size, units in free_in_chunks(room.free).items():
             free[size] = free.get(size, 0) + units
     window: list[Action] = []
+    sizes: list[tuple[int, ...]] = []
     left = dict(free)
     for action in heapq.merge(*queues, key=lambda action: action.order):
         legal = sizes_of(action)
@@ -42,35 +44,21 @@ def in_chunks(
         if min(left.values(), default=-1) < 0 or len(window) == DEPTH:
             break
         window.append(action)
-    sizes = [sizes_of(action) for action in window]
+        sizes.append(legal)
     curves = [curve_of(action) for action in window]
+    releases = [each for room in rooms for each in room.releases]
     best: list[int] = []
     least: float | None = None
     for count in range(len(window), 0, -1):
         chosen = exactly_in_chunks(sizes[:count], lambda index, size: curves[index].at(size), free)
         if chosen is None:
             continue
-        objective = _objective(rooms, curves, [*chosen, *(each[0] for each in sizes[count:])], count)
+        started = [(curve.at(size), size, 1) for curve, size in zip(curves, chosen, strict=False)]
+        following = [(curve.at(legal[0]), legal[0]) for curve, legal in zip(curves[count:], sizes[count:], strict=True)]
+        objective = completion_us(releases, sum(room.free.bit_count() for room in rooms), started, following)
         if least is not None and objective >= least:
             break
         best, least = chosen, objective
         if not evict:
             break
     return {action.id: size for action, size in zip(window, best, strict=False)}
-
-
-def _objective(rooms: Sequence[GpuRoom], curves: Sequence[Curve], sizes: Sequence[int], count: int) -> float:
-    """Sum of completion times: of the first `count`, which start now, and of the others on their least, as GPUs come back."""
-    heap = [(ends, size) for room in rooms for ends, size in room.releases]
-    free = sum(room.free.bit_count() for room in rooms)
-    heapq.heapify(heap)
-    total = now = 0.0
-    for index, (curve, size) in enumerate(zip(curves, sizes, strict=True)):
-        while index >= count and free < size and heap:
-            now, back = heapq.heappop(heap)
-            free += back
-        ends = (now if index >= count else 0.0) + curve.at(size)
-        total += ends
-        free -= size
-        heapq.heappush(heap, (ends, size))
-    return total

@@ -65,9 +65,7 @@ class GpuRoom:
         for holder in self.host.live:
             for grant in holder.grants.values():
                 if grant.gpus and not grant.holds_session:  # nobody knows when a sandbox ends
-                    left_ns = grant.finish_ns - now_ns
-                    # Overdue: as a heavy tail has it, for half as long again.
-                    ends = max((left_ns if left_ns > 0 else (now_ns - grant.started_ns) // 2) / 1_000, 1.0)
+                    ends = max(grant.left_us(now_ns), 1.0)
                     self.releases.append((ends, grant.gpus.bit_count()))
                     for gpu in ids_of(grant.gpus & self.host.gpus.all):
                         self._until[gpu] = ends

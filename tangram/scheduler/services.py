@@ -28,8 +28,6 @@ from tangram.scheduler.policies import (
     GpuRule,
     Policy,
     charge,
-    could_run,
-    fits_part,
     fitting_chunks,
     legal_chunks,
     setting,
@@ -107,9 +105,11 @@ class Services:
         cost = {name: demand for name, demand in charge(self.state, action).items() if name != "gpu"}
         able = self._able.get(equal)
         if able is None:
-            able = self._able[equal] = [each for each in self.found.takers_of(action) if self._could_run(each, action)]
+            whole = charge(self.state, action)
+            takers = self.found.takers_of(action)
+            able = self._able[equal] = [each for each in takers if self.found.could_run(each, action, whole)]
         if not self.found.has_quota(cost, lambda: able):
-            return not self.found.is_closed(cost)
+            return not self.found.quotas.is_closed(cost)
         static = self._rule is GpuRule.STATIC and spec.service
         places = self._static(action, cost) if static else self._places(action, cost, able)
         best = min(places, key=lambda place: place[:3], default=None)
@@ -138,10 +138,6 @@ class Services:
             action = first
         self._start(action, best, cost)
         return True
-
-    def _could_run(self, holder: Incarnation, action: Action) -> bool:
-        cost = charge(self.state, action)
-        return could_run(self.state, holder, action, cost) and fits_part(self.state, holder, action, cost)
 
     def _own(self, holder: Incarnation, task: str) -> int:
         """The GPUs of an executor that a task may have."""
@@ -182,7 +178,7 @@ class Services:
     def _sizes_anywhere(self, action: Action) -> tuple[int, ...]:
         """Chunks on which it could start now as far as all else that it takes goes."""
         cost = {name: demand for name, demand in charge(self.state, action).items() if name != "gpu"}
-        if not self.found.within_quotas(cost):
+        if not self.found.quotas.lets_through(cost):
             return ()
         takers = [holder for holder in self.found.takers_of(action) if self.found.has_room(action, holder, cost)]
         return tuple(sorted({size for holder in takers for size in self._fitting(action, holder, holder.gpus)}))
@@ -206,13 +202,13 @@ class Services:
             room, sizes, gpus = self._room(holder.host), self._sizes(action, holder), self._own(holder, action.id.task)
             for copy in room.copies if service else ():
                 size = copy.gpus.bit_count()
-                mine = copy.service == service and copy.holder == holder.id and not copy.gpus & ~gpus
-                if mine and size in sizes and room.begins(copy.gpus, NEVER_US) < NEVER_US:
-                    run_us = curve.at(size)
-                    begins = room.begins(copy.gpus, run_us)
-                    found.append(
-                        Place(begins + run_us * (1 + price * size), begins, begins + run_us, holder, copy.gpus, False, ())
-                    )
+                if copy.service != service or copy.holder != holder.id or copy.gpus & ~gpus or size not in sizes:
+                    continue
+                run_us = curve.at(size)
+                begins = room.begins(copy.gpus, run_us)
+                if begins < NEVER_US:
+                    cost_us = begins + run_us * (1 + price * size)
+                    found.append(Place(cost_us, begins, begins + run_us, holder, copy.gpus, False, ()))
             offer = holder.services.get(service, _NO_SERVICE)
             for size in sizes:
                 run_us, weights_us = curve.at(size), restore_us(offer, size)
@@ -307,15 +303,15 @@ class Services:
             room = self._room(holder.host)
             offer, size = holder.services[action.spec.service], gpus.bit_count()
             able = holder.key == action.key and size in legal_chunks(action.spec.cost["gpu"])
-            if not able or not self.found.has_room(action, holder, cost) or room.begins(gpus, NEVER_US) >= NEVER_US:
+            if not able or not self.found.has_room(action, holder, cost):
                 continue
             mine = (action.spec.service, gpus, holder.id)
             restores = not any((copy.service, copy.gpus, copy.holder) == mine for copy in room.copies)
             took_us = self._curve_of(action).at(size) + (restore_us(offer, size) if restores else 0.0)
             mib = weights_on_each(holder, action.spec.service, size, room.host.gpus.memory_mib)
             room_for = room.victims(holder, gpus, mib) if restores else (0.0, ())
-            if room_for is not None:
-                begins = room.begins(gpus, took_us)
+            begins = room.begins(gpus, took_us)
+            if room_for is not None and begins < NEVER_US:
                 found.append(Place(begins + took_us, begins, begins + took_us, holder, gpus, restores, room_for[1]))
         return [place for place in found if place.begins == 0] or found
 

@@ -10,9 +10,10 @@ what it uses are least together. Only + - * / and sqrt, in a fixed order.
 """
 
 import heapq
+import math
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -123,6 +124,13 @@ class Group:
         sizes = each(plan, self.members)
         return sizes + [0] * (len(self) - len(sizes))
 
+    def started(self, plan: Plan) -> Iterator[tuple[float, int, int]]:
+        """(duration, size, how many) of what is in it."""
+        for kind, numbers in zip(self.kinds, plan, strict=True):
+            for size, number in numbers.items():
+                if number:
+                    yield kind.curve.at(size), size, number
+
     def best(self, price: float, most: int) -> list[int]:
         """By kind."""
         return [kind.best(price, most) if len(kind.sizes) > 1 else kind.sizes[0] for kind in self.kinds]
@@ -191,44 +199,45 @@ def marginal(view: View, candidates: list[Candidate]) -> list[int]:
 def paper(view: View, candidates: list[Candidate]) -> list[int]:
     """Evicts the last candidate while the sum of completion times, with an estimate for all that is left, falls."""
     group = Group(candidates)
-    best = group.from_minimum(view, len(group))
-    if not view.wide_waits:
-        least = _objective(view, group, best, len(group), group.least, 0.0)
-        for count in range(len(group) - 1, max(0, len(group) - BEHIND_MAX - 2), -1):
-            plan = group.from_minimum(view, count)
-            objective = _objective(view, group, plan, count, group.least, 0.0)
-            if objective >= least:
-                break
-            best, least = plan, objective
+    if view.wide_waits:
+        return group.each(group.from_minimum(view, len(group)))
+    on_least = [(kind.curve.at(size), size) for kind, size in zip(group.kinds, group.least, strict=True)]
+    best: Plan = []
+    least = math.inf
+    for count in range(len(group), max(0, len(group) - BEHIND_MAX - 2), -1):
+        plan = group.from_minimum(view, count)
+        following = [on_least[kind] for kind in group.of[count : count + BEHIND_MAX]]
+        objective = completion_us(view.releases, view.free, group.started(plan), following)
+        if objective >= least:
+            break
+        best, least = plan, objective
     return group.each(best)
 
 
-def _objective(view: View, group: Group, plan: Plan, count: int, rest: list[int], price: float) -> float:
-    """Sum of completion times in microseconds: of the first `count`, which start now as planned, and of the other candidates
-    when they start in order on the sizes of `rest` (by kind), as units come back (a heap of finish times). price: added for each
-    core-microsecond used."""
+def completion_us(
+    releases: Iterable[tuple[float, int]],
+    free: int,
+    started: Iterable[tuple[float, int, int]],
+    following: Iterable[tuple[float, int]],
+) -> float:
+    """Sum of completion times in microseconds: of what starts now, and of those that follow, which start in order as units come
+    back (a heap of finish times).
+
+    releases: (microseconds from now, units) of what runs. started: (duration, units, how many). following: (duration, units).
+    """
     total = 0.0
-    heap = list(view.releases)
-    free = view.free
-    for kind, numbers in zip(group.kinds, plan, strict=True):
-        for size, number in numbers.items():
-            if number:
-                took = kind.curve.at(size)
-                total += number * took * (1 + price * size)
-                free -= number * size
-                heap.append((took, number * size))
-    following = group.of[count : count + BEHIND_MAX]
-    if not following:
-        return total
-    durations = [kind.curve.at(size) for kind, size in zip(group.kinds, rest, strict=True)]
+    heap = list(releases)
+    for took, size, number in started:
+        total += number * took
+        free -= number * size
+        heap.append((took, number * size))
     heapq.heapify(heap)
     now = 0.0
-    for at in following:
-        size, took = rest[at], durations[at]
+    for took, size in following:
         while free < size and heap:
             now, back = heapq.heappop(heap)
             free += back
-        total += now + took * (1 + price * size)
+        total += now + took
         free -= size
         heapq.heappush(heap, (now + took, size))
     return total
@@ -316,13 +325,10 @@ def _play(view: View, group: Group, plan: Plan, count: int, usual: list[int], pr
     to_come = prices.future(0)
     total, free = 0.0, view.free
     ends = list(view.releases)
-    for kind, numbers in zip(group.kinds, plan, strict=True):
-        for size, number in numbers.items():
-            if number:
-                took = kind.curve.at(size)
-                total += number * took * (1 + to_come * size)
-                free -= number * size
-                ends.append((took, number * size))
+    for took, size, number in group.started(plan):
+        total += number * took * (1 + to_come * size)
+        free -= number * size
+        ends.append((took, number * size))
     ends.sort()
     now, passed = 0.0, 0
     following: list[int] = []
