@@ -45,6 +45,14 @@ class SessionError(TangramError):
         super().__init__(f"session could not be opened: {result}")
 
 
+class ScoreError(TangramError):
+    """A batch was not scored. Attribute: result, the Result of the action; its outcome says why."""
+
+    def __init__(self, result: "Result") -> None:
+        self.result = result
+        super().__init__(f"the batch was not scored: {result}")
+
+
 class ClientClosed(TangramError):
     """The client was closed while the action was open; the action itself goes on and can be read by its id, unless the client
     was made with `cancel_on_disconnect`."""

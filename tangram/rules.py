@@ -33,6 +33,8 @@ def broken_rule(key: str, spec: m.ActionSpec, payload: object) -> str:
         return "hint.table_us: must rise in units"
     if spec.service and (key != "gpu" or spec.session or "gpu" not in spec.cost):
         return "service: takes key gpu and a cost in gpu, and no session"
+    if isinstance(payload, m.Score) and not spec.service:
+        return "service: a batch to score needs one"
     for name, demand in spec.cost.items():
         high = demand.high or demand.low
         if high < demand.low:
@@ -56,6 +58,8 @@ def broken_rule(key: str, spec: m.ActionSpec, payload: object) -> str:
 def broken_payload_rule(kind: str, payload: object) -> str:
     """The first rule that a payload breaks by itself, as "field: rule", or ""."""
     expected: type = _PAYLOAD_OF.get(kind, m.Run)
+    if expected is m.Run and isinstance(payload, m.Score):
+        return ""
     if not isinstance(payload, expected):
         return f"payload: kind {kind} takes a {expected.__name__}"
     if isinstance(payload, m.Run) and not payload.argv[0]:

@@ -55,6 +55,7 @@ _leader = msgspec.msgpack.Decoder(LeaderStarted).decode
 _clock = msgspec.msgpack.Decoder(ClockMessage).decode
 decode_spec = msgspec.msgpack.Decoder(ActionSpec).decode
 decode_payload = msgspec.msgpack.Decoder(AnyPayload).decode
+decode_scores = msgspec.msgpack.Decoder(list[float]).decode
 decode_result = msgspec.msgpack.Decoder(Result).decode
 decode_output = msgspec.msgpack.Decoder(Output).decode
 decode_ask = msgspec.msgpack.Decoder(Ask).decode

@@ -49,11 +49,18 @@ class CancelsRequested(Event, frozen=True, kw_only=True):
 
 class Service(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A model that an executor can serve. weights_mib: of one copy, which is split evenly over the GPUs it lies on.
-    restore_us: of bringing it from host memory onto one GPU; on z of them it is restore_fixed_us + restore_us / z."""
+    restore_us: of bringing it from host memory onto one GPU; on z of them it is restore_fixed_us + restore_us / z.
+    restored_us: what it was seen to take on some numbers of GPUs, which replaces that. is_replicated: each GPU holds all of the
+    weights. units: on how many GPUs it can serve; none: on any. idle_value_ppm: what a copy that is idle is worth, in millionths
+    of what it would be by its restore time and use."""
 
     weights_mib: Count = 0
     restore_us: Count = 0
     restore_fixed_us: Count = 0
+    restored_us: Annotated[tuple[tuple[Number, Count], ...], Meta(max_length=limits.LEGAL_AMOUNTS_MAX)] = ()
+    is_replicated: bool = False
+    units: Annotated[tuple[Number, ...], Meta(max_length=limits.LEGAL_AMOUNTS_MAX)] = ()
+    idle_value_ppm: Count = 1_000_000
 
 
 class Resident(Struct, frozen=True, kw_only=True, omit_defaults=True):

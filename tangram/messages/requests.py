@@ -104,4 +104,11 @@ class Noop(Payload, frozen=True, kw_only=True):
     """Kind "noop": takes the path of a real action through every part, but starts no program."""
 
 
-AnyPayload = Run | FileWrite | FileRead | SessionOpen | SessionClose | Noop
+class Score(Payload, frozen=True, kw_only=True):
+    """For an action with a service: what its model is to score, a MessagePack array. The output's `data` is an array of as many
+    numbers."""
+
+    batch: bytes
+
+
+AnyPayload = Run | Score | FileWrite | FileRead | SessionOpen | SessionClose | Noop

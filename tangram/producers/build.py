@@ -4,12 +4,16 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Unpack
 
+from msgspec.structs import replace
+
 from tangram import limits
 from tangram import messages as m
 from tangram.errors import InvalidRequest
 from tangram.observe.trace import current_traceparent
 from tangram.producers import request
-from tangram.producers.options import DEADLINE_S, IDLE_TTL_S, STARTUP_S, TIMEOUT_S, RunOptions, SessionOptions
+from tangram.producers.options import DEADLINE_S, IDLE_TTL_S, STARTUP_S, TIMEOUT_S, RunOptions, ScoreOptions, SessionOptions
+from tangram.rules import GPU_CHUNKS
+from tangram.subjects import token
 
 
 def spec(
@@ -93,6 +97,33 @@ def program(
     if unknown:
         raise TypeError(f"run() takes no {', '.join(sorted(unknown))}: see tangram.producers.options.RunOptions")
     return made, payload
+
+
+def scoring(
+    service: str, items: Sequence[object], trace_id: str, **options: Unpack[ScoreOptions]
+) -> tuple[m.ActionSpec, m.Score]:
+    """A batch for a service. Raises InvalidRequest."""
+    unknown = options.keys() - ScoreOptions.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"score() takes no {', '.join(sorted(unknown))}: see tangram.producers.options.ScoreOptions")
+    demand, parallel = request.gpus(options.get("units", 1)), options.get("parallel")
+    if callable(parallel) and not isinstance(parallel, Mapping):
+        sizes = [size for size in demand.legal or GPU_CHUNKS if demand.low <= size <= max(demand.low, demand.high)]
+        parallel = {size: parallel(size) for size in sizes}
+    made = spec(
+        trace_id,
+        kind=options.get("kind", "score"),
+        timeout=options.get("timeout", TIMEOUT_S),
+        deadline=options.get("deadline", DEADLINE_S),
+        retry=options.get("retry", "safe"),
+        parallel=parallel,
+        duration=options.get("duration"),
+        traceparent=options.get("traceparent"),
+        key=options.get("key", ""),
+        quotas=options.get("quotas"),
+    )
+    made = replace(made, service=token(service, "service"), cost={**made.cost, "gpu": demand})
+    return made, m.Score(batch=request.batch(items))
 
 
 def opening(trace_id: str, **options: Unpack[SessionOptions]) -> tuple[m.ActionSpec, m.SessionOpen]:

@@ -17,17 +17,18 @@ from tangram import limits, subjects
 from tangram import messages as m
 from tangram.broker import Broker, BrokerError, BrokerTimeout, BrokerUnavailable, Delivery, GroupedPublisher, PubAck
 from tangram.config import broker_url
-from tangram.errors import ClientClosed, InvalidRequest
+from tangram.errors import ClientClosed, InvalidRequest, ScoreError
 from tangram.outcomes import ErrorReason, Outcome
 from tangram.producers import build, request
 from tangram.producers.large import Large
-from tangram.producers.options import OnOutput, RunOptions, SessionOptions
+from tangram.producers.options import OnOutput, RunOptions, ScoreOptions, SessionOptions
 from tangram.producers.pending import Ledger, Pending, republished, size_bytes
 from tangram.producers.presence import beat, instance_at
 from tangram.producers.recall import Recall, checked_key, number_of
 from tangram.producers.result import Result
 from tangram.producers.session import Session
 from tangram.producers.waiting import Waiting
+from tangram.producers.watch import Watcher
 
 if TYPE_CHECKING:
     from tangram.producers.blocking import BlockingClient
@@ -35,11 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PATIENCE_S: Final = 5.0
-PATIENCE_MAX_S: Final = 60.0
-"""An action without an outcome is asked for after the first, then ever more rarely, down to the second."""
-WATCH_S: Final = 0.5
-BORN_REFRESH_S: Final = 3_600.0
-"""Well below the time after which a client without actions is forgotten: who was born before that would be refused."""
+"""An action without an outcome is asked for after this long, then ever more rarely."""
 ASK_TIMEOUT_S: Final = 5.0
 RECALL_TIMEOUT_S: Final = 30.0
 """For a question that may make a scheduler read all of this client's outcomes."""
@@ -83,11 +80,8 @@ class Client:
         self._recall = Recall(f"{self.task}/{self.name}", self._ledger, self._question, self._barrier)
         self._instance = 0
         """Which process of its name this is; later ones are higher."""
-        self._born = 0
-        self._born_s = 0.0
-        self._stored_seq = 0
         self._room = asyncio.Event()
-        self._look = asyncio.Event()
+        self._watcher = Watcher(self._ledger, self._question, self._resend, self._room)
         self._output_wanted = False
         self._publisher: GroupedPublisher[Hashable, Pending | int] | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -144,8 +138,7 @@ class Client:
         except BaseException:
             await self._broker.close()
             raise
-        self._born = self._ledger.read_seq = hello.through_seq
-        self._born_s = time.monotonic()
+        self._watcher.begin(hello.through_seq)
         self._ledger.next_n = max(self._ledger.next_n, hello.next_n)
         self._instance = instance_at(hello.through_seq)
         self._publisher = GroupedPublisher(
@@ -160,7 +153,7 @@ class Client:
         self._large = Large(self._broker, self.task, self._send, self._on_unsent)
         self._recall.fetch = self._large.fetch
         self._broker.on_reconnect(self._on_reconnect)
-        self._watching = asyncio.create_task(self._watch())
+        self._watching = asyncio.create_task(self._watcher.run())
         if self._cancel_on_disconnect:
             self._beating = asyncio.create_task(beat(self._broker, self.task, self.name))
 
@@ -252,6 +245,20 @@ class Client:
             raise InvalidRequest("id", "must be of an action that was submitted", id)
         self._cancel(n)
 
+    async def score(self, service: str, batch: Sequence[object], **options: Unpack[ScoreOptions]) -> list[float]:
+        """What a service's model says of each item of a batch, in its order. Items are what MessagePack can hold: texts, numbers,
+        bytes, lists and dicts of them. An empty batch asks nobody. Options: see `ScoreOptions`.
+
+        Raises ScoreError if it was not scored; InvalidRequest, ClientClosed, and as `run` for a batch too large for the log.
+        """
+        spec, payload = build.scoring(service, batch, self._trace_id, **options)
+        if not batch:
+            return []
+        result = await self.perform(spec, payload, key="gpu")
+        if not result.ok:
+            raise ScoreError(result)
+        return m.decode_scores(result.data)
+
     @asynccontextmanager
     async def session(self, **options: Unpack[SessionOptions]) -> AsyncIterator[Session]:
         """A sandbox that lives from here to the end of the block. Its memory is held all the time, cores only by actions.
@@ -278,14 +285,19 @@ class Client:
     def trace_id(self) -> str:
         return self._trace_id
 
-    async def perform(self, spec: m.ActionSpec, payload: m.Payload, *, on_output: OnOutput | None = None) -> Result:
+    async def perform(
+        self, spec: m.ActionSpec, payload: m.Payload, *, key: str = "cpu", on_output: OnOutput | None = None
+    ) -> Result:
         """Submits one action and waits for its outcome. Cancelling the caller cancels the action."""
-        _, waiting = await self.submit(spec, payload, on_output=on_output)
+        _, waiting = await self.submit(spec, payload, key=key, on_output=on_output)
         return await waiting
 
-    async def submit(self, spec: m.ActionSpec, payload: m.Payload, *, on_output: OnOutput | None = None) -> tuple[int, "Waiting"]:
-        """Submits one action; returns its number and what to await. Waits only while too many numbers are open."""
-        wire = request.wire("cpu", spec, payload)
+    async def submit(
+        self, spec: m.ActionSpec, payload: m.Payload, *, key: str = "cpu", on_output: OnOutput | None = None
+    ) -> tuple[int, "Waiting"]:
+        """Submits one action for executors of kind `key`; returns its number and what to await. Waits only while too many numbers
+        are open."""
+        wire = request.wire(key, spec, payload)
         if self._broker is None or self._publisher is None or self._large is None or self._broker.is_closed:
             raise ClientClosed(_NOT_CONNECTED)
         if on_output is not None and not self._output_wanted:
@@ -298,7 +310,9 @@ class Client:
         now_s = time.monotonic()
         n = ledger.next_n
         waiting = Waiting(f"{self.task}/{self.name}/{n}", now_s, partial(self._cancel, n))
-        after_seq = max(self._born, self._stored_seq)  # not what was read: whoever forges a result would choose it
+        after_seq = max(
+            self._watcher.born, self._watcher.stored_seq
+        )  # not what was read: whoever forges a result would choose it
         waiting.fetch = self._large.fetch
         pending = Pending(n, wire, waiting, now_s, PATIENCE_S, after_seq, on_output=on_output)
         if not self._large.take(pending):
@@ -313,6 +327,11 @@ class Client:
             self._publisher.add(pending.wire.key, pending)
         except BrokerUnavailable as error:
             raise ClientClosed(str(error)) from None
+
+    def _resend(self, pending: Pending) -> None:
+        assert self._publisher is not None
+        pending.stored = False
+        self._publisher.add(pending.wire.key, pending)
 
     async def stored(self) -> None:
         """Returns when all that was submitted by now is in the log, or has failed. Raises ClientClosed."""
@@ -374,7 +393,7 @@ class Client:
         ClientClosed."""
         assert self._broker is not None
         await self.stored()
-        nothing = m.CancelsRequested(client=self.name, born=self._born, ids=[])
+        nothing = m.CancelsRequested(client=self.name, born=self._watcher.born, ids=[])
         return (await self._broker.publish(subjects.cancels(self.task), m.encode(nothing))).seq
 
     def _encode(self, key: Hashable, items: list[Pending | int]) -> tuple[str, bytes]:
@@ -382,13 +401,13 @@ class Client:
         if key == _CANCELS:
             ids = [item for item in items if isinstance(item, int)]
             cancels = m.CancelsRequested(
-                client=self.name, born=self._born, done_below=min(done_below, *ids), ids=ids, instance=self._instance
+                client=self.name, born=self._watcher.born, done_below=min(done_below, *ids), ids=ids, instance=self._instance
             )
             return subjects.cancels(self.task), m.encode(cancels)
         actions = [item for item in items if isinstance(item, Pending)]
         submitted = m.ActionsSubmitted(
             client=self.name,
-            born=self._born,
+            born=self._watcher.born,
             done_below=min(done_below, actions[0].n),
             ids=[item.n for item in actions],
             specs=[item.wire.spec_bytes for item in actions],
@@ -399,7 +418,7 @@ class Client:
         return subjects.actions(str(key), self.task), m.encode(submitted)
 
     def _on_stored(self, key: Hashable, items: list[Pending | int], ack: PubAck) -> None:
-        self._stored_seq = max(self._stored_seq, ack.seq)
+        self._watcher.stored_seq = max(self._watcher.stored_seq, ack.seq)
         for item in items:
             if isinstance(item, Pending):
                 item.stored = True
@@ -417,7 +436,7 @@ class Client:
         self._ledger.live(*sequences, delivery.data)
         self._room.set()
         if self._ledger.behind:
-            self._look.set()
+            self._watcher.look.set()
 
     def _on_chunk(self, delivery: Delivery) -> None:
         try:
@@ -436,62 +455,4 @@ class Client:
 
     def _on_reconnect(self) -> None:
         self._ledger.behind = True
-        self._look.set()
-
-    async def _watch(self) -> None:
-        """Asks for what was missed, and for what is overdue."""
-        while True:
-            try:
-                async with asyncio.timeout(WATCH_S):
-                    await self._look.wait()
-            except TimeoutError:
-                pass
-            self._look.clear()
-            ledger = self._ledger
-            doubtful = ledger.doubtful(time.monotonic())
-            was_behind, ledger.behind = ledger.behind, False
-            old = time.monotonic() - self._born_s > BORN_REFRESH_S
-            if not doubtful and not was_behind and not old:
-                continue
-            try:
-                through_seq = await self._ask(doubtful)
-                self._born, self._born_s = max(self._born, through_seq), time.monotonic()
-                if was_behind:
-                    ledger.read_seq = max(ledger.read_seq, through_seq)
-            except (BrokerError, *m.MALFORMED) as error:
-                log.debug("nobody answers: %s", error)
-                ledger.behind = ledger.behind or was_behind
-                await asyncio.sleep(WATCH_S)
-
-    async def _ask(self, ids: list[int]) -> int:
-        """Asks for `ids`, until each is settled, or known to be open, or on its way again. Returns the sequence up to which
-        all is known."""
-        through_seq = 0
-        for at in range(0, max(len(ids), 1), limits.ENVELOPE_ITEMS_MAX):
-            asked = ids[at : at + limits.ENVELOPE_ITEMS_MAX]
-            through_seq = await self._ask_some(asked)
-        return through_seq
-
-    async def _ask_some(self, asked: list[int]) -> int:
-        assert self._publisher is not None
-        ledger = self._ledger
-        after = [pending.after_seq for n in asked if (pending := ledger.open.get(n)) is not None]
-        from_seq = 1 + min(after, default=-1)
-        while True:
-            question = m.Ask(ids=asked, from_seq=from_seq, stored_seq=self._stored_seq)
-            answer = await self._question(question)
-            for n in ledger.answered(asked, answer, time.monotonic(), PATIENCE_MAX_S):
-                pending = ledger.open[n]
-                pending.stored = False
-                self._publisher.add(pending.wire.key, pending)
-            self._room.set()
-            known = set(answer.open) | set(answer.unseen)
-            asked = [n for n in asked if n in ledger.open and n not in known]
-            if not asked:
-                return answer.through_seq
-            if not answer.completions:
-                for n in asked:  # it has ended, and what it ended with is no longer in the log
-                    pending = ledger.open.pop(n)
-                    pending.settle(Outcome.LOST, detail="its outcome is no longer in the log")
-                return answer.through_seq
-            from_seq = answer.through_seq + 1
+        self._watcher.look.set()

@@ -50,6 +50,22 @@ class RunOptions(SessionRunOptions, total=False):
     retry: Literal["never", "safe"]
 
 
+class ScoreOptions(TypedDict, total=False):
+    """units: GPUs: 1, 2, 4 or 8, (least, most), or a set of them. retry: "safe" (the default) scores again after a loss of the
+    executor. duration, parallel: on one GPU, and how it scales. The others: as of a program (`RunOptions`)."""
+
+    units: Units
+    timeout: float
+    deadline: float
+    retry: Literal["never", "safe"]
+    parallel: Parallel | None
+    duration: float | None
+    kind: str
+    traceparent: str | None
+    key: str
+    quotas: Mapping[str, int] | None
+
+
 class SessionOptions(TypedDict, total=False):
     """image: of the sandbox. memory: held as long as the session lives. env: of all its programs. idle_ttl: seconds without an
     action after which it is closed. deadline: seconds to wait for it. timeout: seconds to make it. key: of your own; while the

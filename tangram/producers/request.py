@@ -24,6 +24,8 @@ _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 _MILLI: Final = 1000
 _HEAVY_FIELD_BYTES: Final = 64
 """More than a field's name and the length of its bytes take."""
+_HEAVY: Final[dict[type[m.Payload], str]] = {m.Run: "stdin", m.FileWrite: "data", m.Score: "batch"}
+"""The field of a payload that can be large."""
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(|[KMGT]i?B?|[kmgt])")
 _MIB_OF: Final = {"": 1.0, "k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0 * 1024.0}
 
@@ -91,6 +93,26 @@ def cpu(units: Units) -> m.Demand | None:
     if len(legal) == 1:
         return m.Demand(low=legal[0] * _MILLI)
     return m.Demand(low=legal[0] * _MILLI, high=legal[-1] * _MILLI, legal=tuple(a * _MILLI for a in legal))
+
+
+def gpus(units: Units) -> m.Demand:
+    """The demand in GPUs. Raises InvalidRequest."""
+    demand = None if isinstance(units, float) else cpu(units)
+    if demand is None:
+        raise InvalidRequest("units", "must be 1, 2, 4 or 8 GPUs, or (least, most) or a set of them", units)
+    return m.Demand(
+        low=demand.low // _MILLI, high=demand.high // _MILLI, legal=tuple(amount // _MILLI for amount in demand.legal)
+    )
+
+
+def batch(items: Sequence[object]) -> bytes:
+    """What is to be scored, as it travels. Raises InvalidRequest."""
+    if not isinstance(items, Sequence) or isinstance(items, str | bytes | bytearray | memoryview):
+        raise InvalidRequest("batch", "must be a list of what the service scores", items)
+    try:
+        return msgspec.msgpack.encode(list(items))
+    except _NOT_ENCODED as error:
+        raise InvalidRequest("batch", f"cannot be sent: {error}"[: limits.DETAIL_LENGTH_MAX]) from None
 
 
 def _check_length(field: str, values: Collection[object], most: int) -> None:
@@ -276,7 +298,7 @@ def with_blob(wire: Wire, name: str) -> Wire:
 
 def _apart(payload: m.Payload) -> tuple[m.Payload, dict[str, bytes]]:
     """The payload without the bytes of a field that alone are too many for the log, and those bytes as they are now."""
-    field = "stdin" if isinstance(payload, m.Run) else "data" if isinstance(payload, m.FileWrite) else ""
+    field = next((name for kind, name in _HEAVY.items() if isinstance(payload, kind)), "")
     value = getattr(payload, field) if field else b""
     if isinstance(value, memoryview):
         value = value.tobytes()

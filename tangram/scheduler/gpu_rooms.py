@@ -147,7 +147,8 @@ class GpuRoom:
             return 0.0
         soon = rate(use, self._state.now_ns) * REUSE_S
         copies = sum(1 for each in self.copies if each.service == copy.service)
-        return restore_us(offer, copy.gpus.bit_count()) * soon / (1 + soon) / copies
+        worth = restore_us(offer, copy.gpus.bit_count()) * soon / (1 + soon) / copies
+        return worth if offer.idle_value_ppm == 1_000_000 else worth * offer.idle_value_ppm / 1_000_000
 
     # --- what the pass has decided ---
 
@@ -176,4 +177,7 @@ class GpuRoom:
 
 def restore_us(offer: m.Service, size: int) -> float:
     """Bringing the weights of a service onto so many GPUs."""
-    return offer.restore_fixed_us + offer.restore_us / size
+    for units, seen_us in offer.restored_us:
+        if units == size:
+            return seen_us
+    return offer.restore_fixed_us + (offer.restore_us if offer.is_replicated else offer.restore_us / size)

@@ -75,6 +75,7 @@ class Setting(NamedTuple):
 SETTINGS: Final = {
     "static_units": Setting(1, 1, 4_096),
     "static_replicas": Setting(1, 1, 4_096),
+    "static_shared": Setting(0, 0, 1),
     "fixed_units": Setting(4, 1, 4_096),
     "learn": Setting(1, 0, 1),
     "patience_ms": Setting(20_000, 0, limits.DEADLINE_MS_MAX),
@@ -158,20 +159,23 @@ def weights_on_each(holder: Incarnation, service: str, size: int, memory_mib: in
     if not service:
         return memory_mib
     offer = holder.services.get(service)
-    return -(-offer.weights_mib // max(size, 1)) if offer is not None else 0
+    if offer is None:
+        return 0
+    return offer.weights_mib if offer.is_replicated else -(-offer.weights_mib // max(size, 1))
 
 
 def fitting_chunks(state: State, holder: Incarnation, action: Action, gpus: int) -> tuple[int, ...]:
-    """The legal chunks on which an executor could ever run an action, of these of its GPUs, rising: it has one, and the weights
-    have room."""
+    """The legal chunks on which an executor could ever run an action, of these of its GPUs, rising: it has one, the service can
+    be served on so many, and the weights have room."""
     service = action.spec.service
     if service and service not in holder.services:
         return ()
+    served = holder.services[service].units if service else ()
     most, memory_mib = _largest_chunk(gpus), state.hosts[holder.host].gpus.memory_mib
     return tuple(
         size
         for size in legal_chunks(action.spec.cost["gpu"])
-        if size <= most and weights_on_each(holder, service, size, memory_mib) <= memory_mib
+        if size <= most and (not served or size in served) and weights_on_each(holder, service, size, memory_mib) <= memory_mib
     )
 
 

@@ -318,7 +318,8 @@ class Services:
 
 def pinned(state: State) -> dict[str, list[tuple[Incarnation, int]]]:
     """Under `static-service`: `static_replicas` chunks of `static_units` GPUs, or of the next smaller size, for each service, by
-    name, in the order of executors, as long as there are some; (executor, GPUs)."""
+    name, in the order of executors, as long as there are some; (executor, GPUs). With `static_shared`, services for which there
+    are none share those of the others, in turn."""
     size = max(each for each in GPU_CHUNKS if each <= setting(state, "static_units"))
     free = [
         (holder, chunk)
@@ -334,6 +335,12 @@ def pinned(state: State) -> dict[str, list[tuple[Incarnation, int]]]:
             index = next((index for index, (holder, _) in enumerate(free) if _serves(state, holder, service, size)), None)
             if index is not None:
                 pins[service].append(free.pop(index))
+    if setting(state, "static_shared"):
+        taken = [pin for service in services for pin in pins[service]]
+        for number, service in enumerate(service for service in services if not pins[service]):
+            able = [pin for pin in taken if _serves(state, pin[0], service, size)]
+            if able:
+                pins[service].append(able[number % len(able)])
     return pins
 
 

@@ -102,6 +102,8 @@ VALUES: Final[dict[str, msgspec.Struct]] = {
     "FileRead.least": m.FileRead(path="a"),
     "FileRead.full": m.FileRead(path="a/b", size_max=10),
     "FileRead.large": m.FileRead(path="a/b", size_max=1 << 26),
+    "Score.least": m.Score(batch=b""),
+    "Score.full": m.Score(batch=b"\x92\x01\x02"),
     "SessionOpen.least": m.SessionOpen(),
     "SessionOpen.full": m.SessionOpen(image="python:3.12", env={"B": "2", "A": "1"}),
     "SessionClose.least": m.SessionClose(),
@@ -141,6 +143,7 @@ VALUES: Final[dict[str, msgspec.Struct]] = {
     ),
     "Service.least": m.Service(),
     "Service.full": SERVICE,
+    "Service.seen": m.Service(restored_us=((1, 5),), is_replicated=True, units=(1, 2), idle_value_ppm=3),
     "Resident.full": m.Resident(service="s", gpus=(2, 3)),
     "Quota.least": m.Quota(),
     "Quota.full": m.Quota(concurrency=2, tokens=3, interval_ms=1_000),
@@ -292,7 +295,7 @@ SUBJECTS: Final[dict[str, tuple[type[msgspec.Struct], ...]]] = {
 
 DECODERS: Final[dict[str, tuple[Any, tuple[type[msgspec.Struct], ...]]]] = {
     "spec": (m.decode_spec, (m.ActionSpec,)),
-    "payload": (m.decode_payload, (m.Run, m.FileWrite, m.FileRead, m.SessionOpen, m.SessionClose, m.Noop)),
+    "payload": (m.decode_payload, (m.Run, m.FileWrite, m.FileRead, m.SessionOpen, m.SessionClose, m.Noop, m.Score)),
     "result": (m.decode_result, (m.Result,)),
     "output": (m.decode_output, (m.Output,)),
     "ask": (m.decode_ask, (m.Ask,)),
