@@ -17,7 +17,7 @@ from tangram.replay.planned import Planned
 from tangram.replay.told import told
 from tangram.scheduler.compose import PAYLOAD_GONE, compose
 from tangram.scheduler.fold import Record, step
-from tangram.scheduler.state import BEHAVIOUR, Action, ActionId, State
+from tangram.scheduler.state import BEHAVIOUR, BEHAVIOUR_OLDEST, Action, ActionId, State
 from tangram.scheduler.window import plan
 
 KEPT_MAX: Final = 10
@@ -101,7 +101,6 @@ class Verifier:
         self._begin_seq = self._agreed_seq = self._state.seq
         self._planned, self._without_payloads = planned, without_payloads
         self._window: _Window | None = None
-        self._behaviour = BEHAVIOUR
         self._leader = ""
         self._finished = self._state.finished
         self._payloads: dict[ActionId, bytes] = {}
@@ -146,6 +145,11 @@ class Verifier:
         report.skipped = self._state.skipped
         return report
 
+    @property
+    def _is_known(self) -> bool:
+        """Whether this code decides as the leader did."""
+        return BEHAVIOUR_OLDEST <= self._state.behaviour <= BEHAVIOUR
+
     # --- what should come ---
 
     def _plan(self) -> None:
@@ -154,7 +158,7 @@ class Verifier:
             return
         self._close()
         window = self._window = _Window(state.seq, state.digest)
-        if self._behaviour != BEHAVIOUR:
+        if not self._is_known:
             return
         try:
             outgoing = compose(state, plan(state, self._planned.policy(state.seq)), _filling)
@@ -168,7 +172,7 @@ class Verifier:
     def _close(self) -> None:
         """A leader plans again when all of its last window has come back."""
         window = self._window
-        if window is None or not window.number or not window.expected or self._behaviour != BEHAVIOUR:
+        if window is None or not window.number or not window.expected or not self._is_known:
             return
         changes = [change for each in window.expected.values() for change in _changes([], each.items)]
         self._differs(window, self._state.seq, changes or [Change("a message", "", "that fills a hole in the numbers")])
@@ -176,7 +180,6 @@ class Verifier:
     def _led(self, message: m.LeaderStarted) -> None:
         """What the one before has not written will not come."""
         self._window = None
-        self._behaviour = message.behaviour
         self._leader = f"{message.leader}, version {message.code_version or '?'}, Python {message.python_version or '?'}"
         if not self.report.policies or self.report.policies[-1] != message.policy:
             self.report.policies.append(message.policy)
@@ -191,9 +194,9 @@ class Verifier:
                 return None
             window = _Window(message.through_seq, message.digest)  # of a state that no leader can have had then
             return self._differs(window, seq, _changes(message.items, []), message.window)
-        if self._behaviour != BEHAVIOUR:
+        if not self._is_known:
             if not window.number:
-                report.others[self._behaviour] = report.others.get(self._behaviour, 0) + 1
+                report.others[self._state.behaviour] = report.others.get(self._state.behaviour, 0) + 1
             window.number = message.window
             return None
         if not window.number:
@@ -278,7 +281,7 @@ class Verifier:
         state, report = self._state, self.report
         if not isinstance(message, m.ActionsFinished) or message.incarnation or message.epoch != state.epoch:
             return
-        if self._behaviour != BEHAVIOUR:
+        if not self._is_known:
             return
         for n, raw in zip(message.ids, message.results, strict=True):
             try:

@@ -118,6 +118,7 @@ def _leader(state: State, message: m.LeaderStarted) -> None:
     if message.policy not in POLICIES:
         raise NewerVersion(f"sequence {state.seq}: policy {message.policy!r} is not known")
     state.epoch = state.seq
+    state.behaviour = message.behaviour
     state.settings = dict(message.settings)
     state.shares = dict(message.shares)
     if message.quotas:  # a forgotten option must not let all that waits go at once

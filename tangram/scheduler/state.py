@@ -14,8 +14,11 @@ from tangram.scheduler.quotas import QuotaPool
 from tangram.scheduler.ready import Order, ReadyQueue
 from tangram.scheduler.timers import Timers
 
-BEHAVIOUR = 5
-"""Version of what `step` and `plan` decide. It rises when the same log would be decided otherwise."""
+BEHAVIOUR = 6
+"""Version of what `step` and `plan` decide; a leader's record has it, and a log is decided as its leader's version did. It rises
+when the same log would be decided otherwise. 6: on GPUs, those whose weights are there go before those who would evict them."""
+BEHAVIOUR_OLDEST = 5
+"""The oldest that is still decided as it was."""
 
 
 class ActionId(NamedTuple):
@@ -297,6 +300,8 @@ class State:
     """Log time: the sum of the steps of the stamp, each clamped to 0..2 s."""
     epoch: int = 0
     """The sequence of the last LeaderStarted; 0 before the first."""
+    behaviour: int = BEHAVIOUR_OLDEST
+    """Of the leader. A checkpoint that does not say is of the oldest."""
     policy: str = "tangram"
     settings: dict[str, int] = field(default_factory=dict)
     shares: dict[str, int] = field(default_factory=dict)

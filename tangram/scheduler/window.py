@@ -40,6 +40,7 @@ def consider(state: State, policy: str | None = None) -> tuple[Window, Candidate
     units = Units(state, found)
     services = Services(state, found, chosen, units.curve)
     found.gather(services.try_)
+    services.settle()
     units.settle(chosen)
     window = Window(
         number=state.window + 1,

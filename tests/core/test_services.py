@@ -1,6 +1,7 @@
 """Actions on GPUs: on a copy that is there, on one that is busy yet, or where a copy is restored; by the rule of each policy."""
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 from tangram import messages as m
 from tangram.scheduler.state import ActionId, HostKey, Phase
@@ -374,3 +375,73 @@ def test_when_many_wait_for_a_service_chunks_are_small_at_once() -> None:
     sizes = [len(start.gpus) for start in world.decide()]
     assert sum(sizes) == 4
     assert max(sizes) <= 2
+
+
+def test_replicated_weights_lie_whole_on_each_gpu() -> None:
+    whole = m.Service(weights_mib=80, restore_us=SECOND_US, is_replicated=True)
+    world, worker = gpu_world(range(2), {"s": whole, "split": service(1, weights_mib=80), "t": service(1, weights_mib=30)})
+    run_once(world, worker, "split", 2)
+    run_once(world, worker, "t")
+    assert copies(world) == [("split", 0b11), ("t", 0b01)]  # 40 MiB of 100 on each, and 30 beside it
+    world, worker = gpu_world(range(2), {"s": whole, "t": service(1, weights_mib=30)})
+    run_once(world, worker, "s", 2)
+    run_once(world, worker, "t")
+    assert ("s", 0b11) not in copies(world)  # 80 and 30 MiB do not fit on one
+
+
+def test_a_service_runs_on_the_sizes_that_it_can_be_served_on() -> None:
+    world, worker = gpu_world(range(4), {"s": m.Service(weights_mib=1, units=(1, 2))})
+    assert len(run_once(world, worker, "s", m.Demand(low=2, high=4, legal=(2, 4))).gpus) == 2
+    ask(world, "s", 4)
+    assert world.decide() == []
+
+
+def test_a_restore_is_taken_to_last_what_it_was_seen_to_last() -> None:
+    """A busy copy is waited for only while that takes less than a restore elsewhere."""
+    declared = m.Service(weights_mib=1, restore_us=60 * SECOND_US)
+    seen = m.Service(weights_mib=1, restore_us=60 * SECOND_US, restored_us=((1, 1_000),))
+    for offer, starts in ((declared, 0), (seen, 1)):
+        world, worker = gpu_world(range(2), {"s": offer})
+        run_once(world, worker, "s")
+        ask(world, "s")
+        world.decide()
+        ask(world, "s")
+        assert len(world.decide()) == starts
+
+
+def test_the_copy_of_less_idle_value_makes_room() -> None:
+    for poor in ("s", "t"):
+        offers = {
+            name: m.Service(weights_mib=50, restore_us=SECOND_US, idle_value_ppm=1_000 if name == poor else 1_000_000)
+            for name in ("s", "t", "u")
+        }
+        world, worker = gpu_world([0], offers)
+        for name in ("s", "t", "s", "t", "u"):
+            run_once(world, worker, name)
+        assert [name for name, _ in copies(world)] == [name for name in ("s", "t") if name != poor] + ["u"]
+
+
+def test_services_without_gpus_of_their_own_share_those_of_others_where_that_is_set() -> None:
+    offers = {name: service(1) for name in ("s", "t", "u")}
+    world, worker = gpu_world(range(2), offers, policy="static-service")
+    ask(world, "u")
+    assert world.decide() == []
+    world, worker = gpu_world(range(2), offers, policy="static-service", static_shared=1)
+    assert run_once(world, worker, "u").gpus == run_once(world, worker, "s").gpus
+    assert run_once(world, worker, "t").gpus != run_once(world, worker, "s").gpus
+
+
+def test_two_services_that_take_turns_on_one_gpu_both_go_on_and_swap_seldom() -> None:
+    """Thrash is bounded: of two queues that need each other's memory, a copy serves several actions before it makes room."""
+    world, worker = gpu_world([0], {"s": service(1, weights_mib=80), "t": service(1, weights_mib=80)})
+    for _ in range(20):
+        ask(world, "s", seconds=0.1)
+        ask(world, "t", seconds=0.1)
+    served: list[str] = []
+    while starts := world.decide():
+        for start in starts:
+            served.append(start.service)
+            worker.finish(ActionId(start.task, start.client, start.n))
+    assert sorted(served) == ["s"] * 20 + ["t"] * 20
+    swaps = sum(a != b for a, b in pairwise(served))
+    assert swaps <= 10

@@ -1,4 +1,4 @@
-"""Logs that were recorded by this and earlier versions are read for ever, and this version's decided as then."""
+"""Logs that were recorded by this and earlier versions are read for ever, and decided as then."""
 
 import asyncio
 import platform
@@ -24,10 +24,6 @@ def test_this_behaviour_is_recorded() -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_recorded_log_verifies(path: Path) -> None:
     report = asyncio.run(verified(FileSource(path)))
-    if f"behaviour-{BEHAVIOUR}-" not in path.name:
-        assert report.windows == 0
-        assert sum(report.others.values()) > 20
-        return
     assert report.others == {}
     assert report.windows > 20
     python = LogFile(path).header.python_version
