@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tangram import roles
-from tangram.cli import common
+from tangram.cli import common, otherwise
 from tangram.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,13 +28,17 @@ def add_to(commands: "Commands") -> None:
     common.add_recording(command)
     command.add_argument("--timeline", type=Path, metavar="FILE", help="the HTML file to write")
     command.add_argument("--verify", action="store_true", help="decide every window anew, and compare")
-    command.add_argument("--json", action="store_true", help="of --verify")
+    command.add_argument("--json", action="store_true", help="of --verify, and of what would have been otherwise")
+    otherwise.add_to(command)
     command.set_defaults(handler=handle)
 
 
 def handle(given: argparse.Namespace) -> int:
-    if given.timeline is None and not given.verify:
-        raise ConfigError("replay: say what to do: --verify, --timeline FILE")
+    is_otherwise = otherwise.is_asked(given)
+    if given.timeline is None and not given.verify and not is_otherwise:
+        raise ConfigError("replay: say what to do: --verify, --timeline FILE; --policy, --pool, --settings: what would have been")
+    if given.verify and is_otherwise:
+        raise ConfigError("--verify: is about what was decided; what would have been is asked by itself")
     return roles.run_loop(_run(given))
 
 
@@ -45,9 +49,10 @@ async def _run(given: argparse.Namespace) -> int:
         common.require_writable(given.timeline, "--timeline")
     code = 0
     async with common.recording(given) as source:
+        other = await otherwise.run(given, source) if otherwise.is_asked(given) else None
         if given.timeline is not None:
             timeline = await read_timeline(source)
-            write_timeline(timeline, given.timeline)
+            write_timeline(timeline, given.timeline, other)
             seconds = (timeline.end_ns - timeline.begin_ns) / 1e9
             what = f"{timeline.actions} actions on {len(timeline.hosts)} host(s) in {seconds:.1f} s of log time"
             print(f"{given.timeline}: {what}", file=sys.stderr if given.json else sys.stdout)
@@ -95,11 +100,16 @@ async def read_timeline(source: "Source") -> "Timeline":
     return collector.complete()
 
 
-def write_timeline(timeline: "Timeline", path: Path) -> None:
-    """Writes the page, whole or not at all. Raises ConfigError."""
-    from tangram.replay.timeline import render
+def write_timeline(timeline: "Timeline", path: Path, other: "Timeline | None" = None) -> None:
+    """Writes the page, with another course beside it if there is one. Raises ConfigError."""
+    from tangram.replay.timeline import beside, render
 
-    page = render(timeline)
+    page = render(timeline) if other is None else beside([("recorded", timeline), ("otherwise", other)])
+    write_whole(page, path, "--timeline")
+
+
+def write_whole(page: str, path: Path, option: str) -> None:
+    """Writes a file, whole or not at all. Raises ConfigError."""
     try:
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
@@ -114,4 +124,4 @@ def write_timeline(timeline: "Timeline", path: Path) -> None:
                 os.unlink(name)
             raise
     except OSError as error:
-        raise ConfigError(f"--timeline {path}: {error.strerror}") from None
+        raise ConfigError(f"{option} {path}: {error.strerror}") from None

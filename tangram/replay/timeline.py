@@ -5,8 +5,9 @@
 
 import base64
 import hashlib
+import html
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from importlib import resources
 from typing import Final
 
@@ -18,6 +19,7 @@ __all__ = ["Attempt", "Collector", "Timeline", "collect", "render"]
 
 _DATA: Final = "@@DATA@@"
 _HASH: Final = "@@HASH@@"
+_FRAMES: Final = "body{margin:0;font-family:sans-serif}h1{font-size:1rem;margin:.5rem}iframe{width:100%;height:80vh;border:0}"
 _SCRIPT: Final = ("<script>", "</script>")
 
 
@@ -36,6 +38,18 @@ def render(timeline: Timeline) -> str:
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     # The data last: whatever stands in it is not searched for placeholders.
     return template.replace(_HASH, f"sha256-{digest}", 1).replace(_DATA, _embed(_data(timeline)), 1)
+
+
+def beside(pages: Sequence[tuple[str, Timeline]]) -> str:
+    """One HTML file with several timelines, one above the other, on one scale of time."""
+    longest_ns = max(each.end_ns - each.begin_ns for _, each in pages)
+    parts = []
+    for title, timeline in pages:
+        timeline.end_ns = timeline.begin_ns + longest_ns
+        name = html.escape(title)
+        parts.append(f'<h1>{name}</h1><iframe title="{name}" srcdoc="{html.escape(render(timeline))}"></iframe>')
+    head = f'<meta charset="utf-8"><title>Tangram: {", ".join(html.escape(title) for title, _ in pages)}</title>'
+    return f'<!doctype html><html lang="en">{head}<style>{_FRAMES}</style>{"".join(parts)}</html>'
 
 
 def _embed(data: object) -> str:

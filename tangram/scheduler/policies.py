@@ -3,17 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from tangram import limits
-from tangram.messages import Demand, Hint
+from tangram.messages import ActionSpec, Demand, Hint
 from tangram.rules import GPU_CHUNKS
 from tangram.scheduler import sizing
 from tangram.scheduler.cores import MILLI
 from tangram.scheduler.elasticity import Curve, declared, learnt
 from tangram.scheduler.gpus import chunks
 from tangram.scheduler.shares import fixed_gpus, fixed_part
-from tangram.scheduler.state import Action, Incarnation, State
+from tangram.scheduler.state import Action, ActionId, Incarnation, State
 
 
 class GpuRule(Enum):
@@ -100,7 +100,17 @@ def prior_of(state: State) -> Hint:
     return Hint(duration_us=setting(state, "prior_duration_us"), parallel_ppm=setting(state, "prior_parallel_ppm"))
 
 
-def model_key(action: Action) -> tuple[str, str]:
+class Asked(Protocol):
+    """An action, as far as what it asks for goes."""
+
+    @property
+    def id(self) -> ActionId: ...
+
+    @property
+    def spec(self) -> ActionSpec: ...
+
+
+def model_key(action: Asked) -> tuple[str, str]:
     """Which elasticity model an action belongs to: its task's, of its kind, and of the service that runs it."""
     spec = action.spec
     return action.id.task, f"{spec.kind}/{spec.service}" if spec.service else spec.kind

@@ -1,10 +1,11 @@
 """Virtual trajectories: a closed loop of thinking and acting, in a sandbox that is opened first and closed last."""
 
-from collections.abc import Callable
-from typing import Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, Protocol
 
 from tangram import limits, subjects
 from tangram import messages as m
+from tangram.errors import TangramError
 from tangram.scheduler.state import ActionId
 from tangram.simulation.clock import Clock
 from tangram.simulation.leader import Log, payload_of
@@ -30,6 +31,50 @@ class Done(NamedTuple):
     @property
     def work(self) -> Work:
         return self.trajectory.work[self.step]
+
+
+class Crowd(Protocol):
+    """Whoever submits the actions of a simulation. keys: the kinds of executors that it needs."""
+
+    keys: set[str]
+
+    def run_ns(self, action_id: ActionId, units: int) -> int:
+        """How long an action runs on so many units."""
+
+    def ended(self, action_id: ActionId, units: int, host: str, started_ns: int, startup_ns: int) -> None: ...
+
+    def ruled(self, action_id: ActionId, result: m.Result) -> None:
+        """It will not run. Raises TangramError if that ends the simulation."""
+
+    def unfinished(self) -> str:
+        """When nothing goes on any more: what should have, or ""."""
+
+
+class Trajectories:
+    """Each with a client of its own. done: the actions that have ended, in that order."""
+
+    def __init__(self, trajectories: Sequence[Trajectory], clock: Clock, log: Log, *, one_shot: bool, oracle: bool) -> None:
+        self.keys = {work.key for trajectory in trajectories for work in trajectory.work}
+        self.done: list[Done] = []
+        self._expected = sum(len(trajectory.work) for trajectory in trajectories)
+        self._clients: dict[tuple[str, str], VirtualClient] = {}
+        for trajectory in trajectories:
+            client = VirtualClient(trajectory, clock, log, self.done.append, one_shot=one_shot, oracle=oracle)
+            self._clients[(trajectory.task, client.name)] = client
+
+    def run_ns(self, action_id: ActionId, units: int) -> int:
+        return self._clients[action_id[:2]].run_ns(action_id, units)
+
+    def ended(self, action_id: ActionId, units: int, host: str, started_ns: int, startup_ns: int) -> None:
+        self._clients[action_id[:2]].ended(action_id, units, host, started_ns, startup_ns)
+
+    def ruled(self, action_id: ActionId, result: m.Result) -> None:
+        words = " ".join(filter(None, (str(result.outcome), result.reason, result.detail)))
+        raise TangramError(f"action {action_id} was not run: {words}")
+
+    def unfinished(self) -> str:
+        left = self._expected - len(self.done)
+        return f"{left} of {self._expected} actions have not ended" if left else ""
 
 
 class VirtualClient:

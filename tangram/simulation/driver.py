@@ -8,10 +8,11 @@ from tangram import limits
 from tangram import messages as m
 from tangram.errors import TangramError
 from tangram.scheduler.compose import Outgoing
+from tangram.scheduler.fold import Record
 from tangram.scheduler.policies import SETTINGS
 from tangram.scheduler.services import pinned
 from tangram.scheduler.state import BEHAVIOUR, ActionId, State
-from tangram.simulation.client import Done, VirtualClient
+from tangram.simulation.client import Crowd, Done, Trajectories
 from tangram.simulation.clock import Clock
 from tangram.simulation.executor import VirtualExecutor
 from tangram.simulation.leader import Leader, Log
@@ -46,16 +47,28 @@ class Setup:
         return self.settings.get(name, SETTINGS[name].default) if name in SETTINGS else 1
 
 
+MakeCrowd = Callable[[Clock, Log], Crowd]
+
+
 class Simulation:
-    """done: the actions that have ended, in that order. real_ns: a clock for what passes take, which changes nothing else."""
+    """crowd: whoever submits; by default the trajectories, each with a client of its own. real_ns: a clock for what passes take,
+    which changes nothing else. observe: is told each record of the simulated log."""
 
     def __init__(
-        self, trajectories: Sequence[Trajectory], pool: Sequence[Machine], setup: Setup, real_ns: Callable[[], int] = lambda: 0
+        self,
+        trajectories: Sequence[Trajectory],
+        pool: Sequence[Machine],
+        setup: Setup,
+        real_ns: Callable[[], int] = lambda: 0,
+        *,
+        crowd: MakeCrowd | None = None,
+        observe: Callable[[Record], None] | None = None,
     ) -> None:
         self.done: list[Done] = []
+        """Of the trajectories: what has ended, in that order."""
         self.setup = setup
         self._clock = Clock()
-        self._log = Log(self._clock)
+        self._log = Log(self._clock, observe)
         started = m.LeaderStarted(
             leader="simulation",
             behaviour=BEHAVIOUR,
@@ -66,21 +79,21 @@ class Simulation:
         )
         self._leader = Leader(self._clock, self._log, started, setup.round_trip_ns, self._read, real_ns)
         self._executors: dict[str, VirtualExecutor] = {}
-        keys = {work.key for trajectory in trajectories for work in trajectory.work}
+        if crowd is not None:
+            self._crowd = crowd(self._clock, self._log)
+        else:
+            self._crowd = everyone = Trajectories(
+                trajectories, self._clock, self._log, one_shot=setup.one_shot, oracle=setup.oracle
+            )
+            self.done = everyone.done
+        keys = self._crowd.keys
         for number, machine in enumerate(pool):
             for key, there in (("cpu", machine.cores > 0), ("gpu", machine.gpus > 0), ("api", "api" in keys and number == 0)):
                 if there:
                     executor = VirtualExecutor(
-                        f"h{number}", key, machine, setup.services, self._clock, self._log, self._run_ns, self._ended
+                        f"h{number}", key, machine, setup.services, self._clock, self._log, self._crowd.run_ns, self._ended
                     )
                     self._executors[executor.name] = executor
-        self._clients: dict[tuple[str, str], VirtualClient] = {}
-        for trajectory in trajectories:
-            client = VirtualClient(
-                trajectory, self._clock, self._log, self.done.append, one_shot=setup.one_shot, oracle=setup.oracle
-            )
-            self._clients[(trajectory.task, client.name)] = client
-        self._expected = sum(len(trajectory.work) for trajectory in trajectories)
         self._idle_ticks = 0
 
     @property
@@ -109,8 +122,8 @@ class Simulation:
         """Raises TangramError if an action does not end well, as one that fits on no host does not."""
         while self.advance():
             pass
-        if len(self.done) != self._expected:
-            raise TangramError(f"{self._expected - len(self.done)} of {self._expected} actions have not ended")
+        if left := self._crowd.unfinished():
+            raise TangramError(left)
 
     def advance(self) -> bool:
         """Goes on to the next instant at which something happens; False if nothing will."""
@@ -144,14 +157,9 @@ class Simulation:
         if isinstance(message, m.DecisionsMade):
             self._executors[message.incarnation].read(message)
         elif isinstance(message, m.ActionsFinished):
-            result = m.decode_result(message.results[0])
-            raise TangramError(
-                f"action {message.ids[0]} on {outgoing.subject} was not run: "
-                + " ".join(filter(None, (str(result.outcome), result.reason, result.detail)))
-            )
-
-    def _run_ns(self, action_id: ActionId, units: int) -> int:
-        return self._clients[action_id[:2]].run_ns(action_id, units)
+            address, _ = m.decode(outgoing.subject, m.encode(message))
+            for n, raw in zip(message.ids, message.results, strict=True):
+                self._crowd.ruled(ActionId(address.first, address.second, n), m.decode_result(raw))
 
     def _ended(self, action_id: ActionId, start: m.Start, host: str, started_ns: int, startup_ns: int) -> None:
-        self._clients[action_id[:2]].ended(action_id, start.units, host, started_ns, startup_ns)
+        self._crowd.ended(action_id, start.units, host, started_ns, startup_ns)

@@ -65,9 +65,15 @@ class VirtualExecutor:
     def read(self, message: m.DecisionsMade) -> None:
         """Begins what was decided. Raises TangramError for an item that it does not know."""
         for item in message.items:
-            if not isinstance(item, m.Start):
+            if isinstance(item, m.Start):
+                self._begin(item)
+            elif isinstance(item, m.EndSession):
+                self._close((item.task, item.client, item.session))
+                gone = m.SessionEnded(task=item.task, client=item.client, session=item.session, reason="closed")
+                self._k += 1
+                self._log.put(subjects.executors(self.name), m.ActionsReturned(incarnation=self.name, k=self._k, ended=[gone]))
+            else:
                 raise TangramError(f"the virtual executor {self.name} cannot do {item}")
-            self._begin(item)
 
     def _begin(self, start: m.Start) -> None:
         action_id = ActionId(start.task, start.client, start.n)
@@ -114,6 +120,9 @@ class VirtualExecutor:
         else:
             self.held_unit_ns += units * (now_ns - started_ns)
         if start.kind == "session.close":
-            units, since_ns = self._sandboxes.pop((start.task, start.client, start.session))
-            self.held_unit_ns += units * (now_ns - since_ns)
+            self._close((start.task, start.client, start.session))
         self._on_end(action_id, start, self._host, started_ns, startup_ns)
+
+    def _close(self, sandbox: tuple[str, str, int]) -> None:
+        units, since_ns = self._sandboxes.pop(sandbox)
+        self.held_unit_ns += units * (self._clock.now_ns - since_ns)

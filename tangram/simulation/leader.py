@@ -30,15 +30,17 @@ def payload_of(kind: str) -> bytes:
 
 
 class Log:
-    """Folds each message as it is stored."""
+    """Folds each message as it is stored; `observe` is told it before."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, observe: Callable[[Record], None] | None = None) -> None:
         self.state = State()
-        self._clock = clock
+        self._clock, self._observe = clock, observe
 
     def put(self, subject: str, message: m.LogMessage) -> None:
         """Raises TangramError for a message that the fold skips: the simulation has written something wrong."""
         record = Record(self.state.seq + 1, _STAMP_NS + self._clock.now_ns, subject, m.encode(message))
+        if self._observe is not None:
+            self._observe(record)
         folded = step(self.state, record)
         if folded.skipped:
             raise TangramError(f"the simulated message {record.seq} on {subject} was skipped: {folded.skipped}")

@@ -53,16 +53,20 @@ class _Service(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     restore_fixed_s: Annotated[float, Meta(ge=0, le=limits.STARTUP_MS_MAX / 1_000)] = 0.1
 
 
-class _Quota(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DeclaredQuota(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     concurrency: Count = 0
     tokens: Count = 0
     interval_s: Annotated[float, Meta(ge=0.001, le=limits.DEADLINE_MS_MAX / 1_000)] = 60.0
+
+    @property
+    def quota(self) -> m.Quota:
+        return m.Quota(concurrency=self.concurrency, tokens=self.tokens, interval_ms=round(self.interval_s * 1_000))
 
 
 class _File(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     hosts: Annotated[list[_Hosts], Meta(min_length=1)]
     services: Annotated[dict[Name, _Service], Meta(max_length=limits.SERVICES_MAX)] = {}
-    quotas: Annotated[dict[Name, _Quota], Meta(max_length=limits.QUOTAS_MAX)] = {}
+    quotas: Annotated[dict[Name, DeclaredQuota], Meta(max_length=limits.QUOTAS_MAX)] = {}
 
 
 def parse(text: str) -> list[Machine]:
@@ -104,10 +108,7 @@ def offers(text: str) -> Offers:
         name: Model(each.weights_gib, each.restore_gb_per_s, each.restore_fixed_s).service
         for name, each in found.services.items()
     }
-    quotas = {
-        name: m.Quota(concurrency=each.concurrency, tokens=each.tokens, interval_ms=round(each.interval_s * 1_000))
-        for name, each in found.quotas.items()
-    }
+    quotas = {name: each.quota for name, each in found.quotas.items()}
     return Offers(services, quotas)
 
 

@@ -37,7 +37,7 @@ PURE = {
     "tangram.executors.core", "tangram.executors.backend",
     "tangram.replay.facts", "tangram.replay.reasons", "tangram.replay.collector", "tangram.replay.timeline",
     "tangram.replay.redact", "tangram.replay.planned", "tangram.replay.told", "tangram.replay.verify", "tangram.replay.verdict",
-    "tangram.replay.left", "tangram.replay.why",
+    "tangram.replay.left", "tangram.replay.why", "tangram.replay.recording", "tangram.replay.otherwise",
 }  # fmt: skip
 PEERS = ("tangram.producers", "tangram.scheduler", "tangram.executors")
 

@@ -274,7 +274,7 @@ def test_what_a_user_declares_is_believed_and_does_not_change_the_truth() -> Non
 
 
 def test_an_action_that_fits_nowhere_ends_the_simulation_with_its_reason() -> None:
-    with pytest.raises(TangramError, match=r"on tangram\.completions\.job\.t0 was not run: rejected never_fits"):
+    with pytest.raises(TangramError, match=r"action job/t0/\d+ was not run: rejected never_fits"):
         ran([Trajectory(0, "job", 0, [work(1.0, 1.0, low=5)])], [Machine((4,))], Setup())
 
 
