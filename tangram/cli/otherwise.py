@@ -29,7 +29,7 @@ def add_to(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("otherwise", "what is not given is as it was when the recording ended")
     group.add_argument("--policy", choices=list(POLICIES))
     group.add_argument("--pool", metavar="cpu=N|FILE", help="as for tangram simulate")
-    group.add_argument("--settings", type=Path, metavar="FILE", help="TOML: [settings], [shares], [quotas.NAME]")
+    group.add_argument("--settings", type=Path, metavar="FILE", help="TOML: policy, [settings], [shares], [quotas.NAME]")
     group.add_argument("--set", action="append", default=[], metavar="NAME=INTEGER", help=f"one of {', '.join(SETTINGS)}")
     common.add_share(command)
     common.add_quota(command)
@@ -79,6 +79,7 @@ def _as_json(column: "Column") -> dict[str, object]:
 
 
 class _File(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    policy: str = ""
     settings: dict[str, Setting] = {}
     shares: Shares = {}
 
@@ -93,11 +94,15 @@ def _otherwise(given: argparse.Namespace, was: "Setup", recording: "Recording") 
         machines, offers = pool.parse(given.pool), pool.offers(given.pool)
     elif not machines:
         raise ConfigError("--pool: must be given, as no executor has joined in this recording")
-    other = with_settings(was, policy=given.policy or "", services=offers.services, quotas=offers.quotas)
+    other = with_settings(was, services=offers.services, quotas=offers.quotas)
     if given.settings is not None:
         other = _from_file(given.settings, other)
     return with_settings(
-        other, settings=common.settings(given.set), shares=common.shares(given.share), quotas=common.quotas(given.quota)
+        other,
+        policy=given.policy or "",
+        settings=common.settings(given.set),
+        shares=common.shares(given.share),
+        quotas=common.quotas(given.quota),
     ), machines
 
 
@@ -105,6 +110,7 @@ def _from_file(path: Path, setup: "Setup") -> "Setup":
     import msgspec
 
     from tangram.replay.otherwise import with_settings
+    from tangram.scheduler.policies import POLICIES
     from tangram.simulation.pool import DeclaredQuota
     from tangram.simulation.trace import decode_file
 
@@ -117,6 +123,12 @@ def _from_file(path: Path, setup: "Setup") -> "Setup":
         settings = common.settings(pairs)
     except ConfigError as error:
         raise ConfigError(f"{path}: settings: {error}") from None
+    if found.policy not in ("", *POLICIES):
+        raise ConfigError(f"{path}: policy: must be one of {', '.join(POLICIES)}")
     return with_settings(
-        setup, settings=settings, shares=found.shares, quotas={name: each.quota for name, each in found.quotas.items()}
+        setup,
+        policy=found.policy,
+        settings=settings,
+        shares=found.shares,
+        quotas={name: each.quota for name, each in found.quotas.items()},
     )

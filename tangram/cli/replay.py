@@ -8,11 +8,12 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tangram import roles
-from tangram.cli import common, otherwise
+from tangram.cli import common, otherwise, step
 from tangram.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ def add_to(commands: "Commands") -> None:
     command = commands.add_parser("replay", help="a recorded log: verify its decisions, write its timeline as one HTML file")
     common.add_recording(command)
     command.add_argument("--timeline", type=Path, metavar="FILE", help="the HTML file to write")
+    command.add_argument("--trace", type=Path, metavar="FILE", help="the same as a Chrome trace (JSON), for Perfetto")
+    command.add_argument("--step", action="store_true", help="walk through it event by event, forward and back")
     command.add_argument("--verify", action="store_true", help="decide every window anew, and compare")
     command.add_argument("--json", action="store_true", help="of --verify, and of what would have been otherwise")
     otherwise.add_to(command)
@@ -35,8 +38,12 @@ def add_to(commands: "Commands") -> None:
 
 def handle(given: argparse.Namespace) -> int:
     is_otherwise = otherwise.is_asked(given)
-    if given.timeline is None and not given.verify and not is_otherwise:
-        raise ConfigError("replay: say what to do: --verify, --timeline FILE; --policy, --pool, --settings: what would have been")
+    if not (given.timeline or given.trace or given.verify or given.step or is_otherwise):
+        raise ConfigError(
+            "replay: say what to do: --verify, --step, --timeline FILE, --trace FILE; or --policy, --pool, --settings: otherwise"
+        )
+    if given.step and (given.timeline or given.trace or given.verify or is_otherwise or given.json):
+        raise ConfigError("--step: goes alone")
     if given.verify and is_otherwise:
         raise ConfigError("--verify: is about what was decided; what would have been is asked by itself")
     return roles.run_loop(_run(given))
@@ -44,14 +51,22 @@ def handle(given: argparse.Namespace) -> int:
 
 async def _run(given: argparse.Namespace) -> int:
     from tangram.replay import verdict
+    from tangram.replay.perfetto import pieces
 
-    if given.timeline is not None:
-        common.require_writable(given.timeline, "--timeline")
+    for path, option in ((given.timeline, "--timeline"), (given.trace, "--trace")):
+        if path is not None:
+            common.require_writable(path, option)
     code = 0
     async with common.recording(given) as source:
         other = await otherwise.run(given, source) if otherwise.is_asked(given) else None
-        if given.timeline is not None:
+        if given.step:
+            await step.run(source)
+        if given.timeline is not None or given.trace is not None:
             timeline = await read_timeline(source)
+            if given.trace is not None:
+                write_whole(pieces(timeline), given.trace, "--trace")
+                print(f"{given.trace}: {len(timeline.attempts)} attempts", file=sys.stderr)
+        if given.timeline is not None:
             write_timeline(timeline, given.timeline, other)
             seconds = (timeline.end_ns - timeline.begin_ns) / 1e9
             what = f"{timeline.actions} actions on {len(timeline.hosts)} host(s) in {seconds:.1f} s of log time"
@@ -105,16 +120,16 @@ def write_timeline(timeline: "Timeline", path: Path, other: "Timeline | None" = 
     from tangram.replay.timeline import beside, render
 
     page = render(timeline) if other is None else beside([("recorded", timeline), ("otherwise", other)])
-    write_whole(page, path, "--timeline")
+    write_whole([page], path, "--timeline")
 
 
-def write_whole(page: str, path: Path, option: str) -> None:
+def write_whole(pieces: Iterable[str], path: Path, option: str) -> None:
     """Writes a file, whole or not at all. Raises ConfigError."""
     try:
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(page)
+                file.writelines(pieces)
             umask = os.umask(0)
             os.umask(umask)
             os.chmod(name, 0o666 & ~umask)

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from tangram import roles
 from tangram.cli import common
+from tangram.errors import ConfigError
 
 if TYPE_CHECKING:
     from tangram.replay.logfile import LogFile
+    from tangram.replay.sources import Source
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -46,6 +48,7 @@ def add_to(commands: "Commands") -> None:
     export.add_argument(
         "--without-payloads", action="store_true", help="without what programs were given and wrote; still replays"
     )
+    export.add_argument("--task", metavar="T", help="only this task's actions, as a report (JSON lines) that cannot be verified")
     import_ = actions.add_parser("import", help="such a file into an empty broker")
     import_.add_argument("file", type=Path, metavar="FILE")
     import_.add_argument("--nats", metavar="URL", required=True, help="the broker: a new one, to be thrown away")
@@ -139,12 +142,30 @@ async def _export(broker: Any, given: argparse.Namespace) -> int:
     from tangram.replay.transfer import export
 
     source = await BrokerSource.open(broker, from_ns=given.from_, until_ns=given.until)
+    if given.task is not None:
+        return await _report(source, given)
     done = await export(source, given.file, without_payloads=given.without_payloads)
     size = given.file.stat().st_size
     if given.json:
         print(json.dumps({"file": str(given.file), "bytes": size, **done._asdict()}))
     else:
         print(f"{given.file}: {_what(done)}, {size / 1048576:.1f} MiB")
+    return 0
+
+
+async def _report(source: "Source", given: argparse.Namespace) -> int:
+    from tangram.cli.replay import read_timeline, write_whole
+    from tangram.replay.taskreport import lines
+
+    timeline = await read_timeline(source)
+    attempts = sum(each.task == given.task for each in timeline.attempts)
+    if not attempts:
+        raise ConfigError(f"--task {given.task}: has no action in this log")
+    write_whole((line + "\n" for line in lines(timeline, given.task)), given.file, "export")
+    if given.json:
+        print(json.dumps({"file": str(given.file), "task": given.task, "attempts": attempts}))
+    else:
+        print(f"{given.file}: a report of {attempts} attempts at actions of {given.task}; it cannot be verified")
     return 0
 
 

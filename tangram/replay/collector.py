@@ -107,7 +107,8 @@ class Collector:
             attempt = Attempt(*grant.key.action, attempt=grant.key.attempt, kind=kind, session=session, submitted_ns=now)
         attempt.ready_ns = attempt.decided_ns = self._state.now_ns
         attempt.host, attempt.executor, attempt.incarnation = self._name(grant.host), executor, grant.incarnation
-        attempt.cores, attempt.units = grant.cores, len(grant.cores)
+        attempt.cores, attempt.gpus, attempt.service = grant.cores, cores_of(grant.gpus), grant.service
+        attempt.units = len(attempt.cores) or len(attempt.gpus)
         attempt.millicores, attempt.memory_mib = grant.amounts.get("cpu", 0), grant.amounts.get("memory", 0)
         return attempt
 
@@ -161,7 +162,7 @@ class Collector:
             attempt.attempt = item.attempt
             attempt.decided_ns = state.now_ns
             attempt.host, attempt.executor, attempt.incarnation = self._name(holder.host), holder.executor, holder.id
-            attempt.cores, attempt.units = item.cores, item.units
+            attempt.cores, attempt.gpus, attempt.units, attempt.service = item.cores, item.gpus, item.units, item.service
             attempt.millicores, attempt.memory_mib = item.amounts.get("cpu", 0), item.amounts.get("memory", 0)
             attempt.predicted_us = item.predicted_us
             self._waiting.pop(action_id, None)

@@ -37,6 +37,8 @@ class Attempt:
     executor: str = ""
     incarnation: str = ""
     cores: tuple[int, ...] = ()
+    gpus: tuple[int, ...] = ()
+    service: str = ""
     millicores: int = 0
     """Charged for it; 0 if it runs on cores that its session holds, or on none."""
     units: int = 0

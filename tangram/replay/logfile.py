@@ -276,6 +276,8 @@ class LogFile:
 
     def _header(self, file: IO[bytes]) -> Header:
         line = file.readline(_HEADER_BYTES_MAX)
+        if line.startswith(b'{"tangram_task_report"'):
+            raise self._wrong("it is a report of one task, without the rest of its log: it cannot be folded or verified")
         if not line.startswith(_BEGIN):
             raise self._wrong("it is no log of `tangram streams export`" if line else "it is empty")
         try:

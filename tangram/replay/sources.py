@@ -33,8 +33,8 @@ class Source(Protocol):
     def payloads(self) -> AsyncIterator[m.CheckpointPayloads]:
         """Of what is open in the state."""
 
-    def batches(self) -> AsyncIterator[list[Record]]:
-        """The messages since the state, in order, without a gap."""
+    def batches(self, after_seq: int = 0) -> AsyncIterator[list[Record]]:
+        """The messages since the state, or behind a later sequence, in order, without a gap."""
 
     def decisions(self) -> AsyncIterator[list[Record]]:
         """Of those, the ones with a leader's decisions."""
@@ -57,10 +57,11 @@ class FileSource:
         for part in self._file.payloads():
             yield part
 
-    async def batches(self) -> AsyncIterator[list[Record]]:
+    async def batches(self, after_seq: int = 0) -> AsyncIterator[list[Record]]:
         batch: list[Record] = []
         for record in self._file.records():
-            batch.append(record)
+            if record.seq > after_seq:
+                batch.append(record)
             if len(batch) >= _BATCH:
                 yield batch
                 batch = []
@@ -120,8 +121,8 @@ class BrokerSource:
             async for _, part in payload_parts(self._broker, self._restored):
                 yield part
 
-    def batches(self) -> AsyncIterator[list[Record]]:
-        return stored_records(self._broker, self.after_seq, self.last_seq)
+    def batches(self, after_seq: int = 0) -> AsyncIterator[list[Record]]:
+        return stored_records(self._broker, max(self.after_seq, after_seq), self.last_seq)
 
     def decisions(self) -> AsyncIterator[list[Record]]:
         return stored_records(self._broker, self.after_seq, self.last_seq, DECISIONS)

@@ -200,3 +200,25 @@ async def test_a_header_moves_no_clock_but_that_of_a_recording(tmp_path: Path) -
         found: list[Record] = [record async for batch in stored_records(broker, 0, 2) for record in batch]
         await broker.close()
         assert all(record.stamp_ns > 10**18 for record in found)
+
+
+async def test_one_task_is_exported_as_a_report_from_a_live_broker(tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    async with LocalStack(tmp_path / "stack", cores=2) as stack:
+        async with tangram.Client(stack.url, task="mine") as mine, tangram.Client(stack.url, task="theirs") as theirs:
+            assert (await mine.run(f"echo {SECRET}; exit 3", units=1)).exit_code == 3
+            assert (await theirs.run("true", units=1)).ok
+        done = await command("streams", "export", str(file), "--task", "mine", "--json", url=stack.url)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["attempts"] == 1
+        done = await command("streams", "export", str(file), "--task", "nobody", url=stack.url)
+        assert done.returncode == 2
+        assert "nobody" in done.stderr
+        done = await command("streams", "import", str(file), "--nats", stack.url, url=stack.url)
+        assert done.returncode == 2
+        assert "report of one task" in done.stderr
+    header, row = [json.loads(line) for line in file.read_text().splitlines()]
+    assert header["task"] == "mine"
+    assert (row["outcome"], row["exit_code"]) == ("failed", 3)
+    assert SECRET not in file.read_text()
+    assert "theirs" not in file.read_text()

@@ -38,6 +38,7 @@ PURE = {
     "tangram.replay.facts", "tangram.replay.reasons", "tangram.replay.collector", "tangram.replay.timeline",
     "tangram.replay.redact", "tangram.replay.planned", "tangram.replay.told", "tangram.replay.verify", "tangram.replay.verdict",
     "tangram.replay.left", "tangram.replay.why", "tangram.replay.recording", "tangram.replay.otherwise",
+    "tangram.replay.perfetto", "tangram.replay.taskreport", "tangram.replay.walk",
 }  # fmt: skip
 PEERS = ("tangram.producers", "tangram.scheduler", "tangram.executors")
 

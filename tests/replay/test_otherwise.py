@@ -196,6 +196,7 @@ def test_settings_come_from_a_file(capsys: pytest.CaptureFixture[str], tmp_path:
         ("[settings]\nfixed_units = 0", "fixed_units"),
         ("[quotas.q]\nconcurrency = -1", "quotas"),
         ("[other]\n", "other"),
+        ('policy = "none"', "policy"),
         ("x", "settings.toml"),
     ],
 )
