@@ -213,10 +213,10 @@ async def test_one_task_is_exported_as_a_report_from_a_live_broker(tmp_path: Pat
         assert json.loads(done.stdout)["attempts"] == 1
         done = await command("streams", "export", str(file), "--task", "nobody", url=stack.url)
         assert done.returncode == 2
-        assert "nobody" in done.stderr
+        assert b"nobody" in done.stderr
         done = await command("streams", "import", str(file), "--nats", stack.url, url=stack.url)
         assert done.returncode == 2
-        assert "report of one task" in done.stderr
+        assert b"report of one task" in done.stderr
     header, row = [json.loads(line) for line in file.read_text().splitlines()]
     assert header["task"] == "mine"
     assert (row["outcome"], row["exit_code"]) == ("failed", 3)
