@@ -5,13 +5,13 @@ What an action did is never an exception: it is an `Ended`. Times are integer na
 named.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from msgspec import Struct
 
-from tangram.messages import FileRead, FileWrite, Output, Run, SessionOpen
-from tangram.outcomes import Outcome
+from tangram.messages import FileRead, FileWrite, Output, Resident, Run, Score, Service, SessionOpen
+from tangram.outcomes import Outcome, RejectReason
 
 
 class SessionKey(NamedTuple):
@@ -70,12 +70,53 @@ OnOutput = Callable[[str, bytes], None]
 """Called with "stdout" or "stderr" and a chunk of bytes, which may end in the middle of a character."""
 
 
+class NoModels:
+    """For back ends that run programs only."""
+
+    async def begin(self) -> None:
+        """Nothing has to be made."""
+
+    def services(self) -> dict[str, Service]:
+        return {}
+
+    async def score(
+        self,
+        key: ActionKey,
+        payload: Score,
+        service: str,
+        gpus: tuple[int, ...],
+        evicts: Sequence[Resident],
+        *,
+        timeout_ms: int,
+    ) -> Ended:
+        return Ended(outcome=Outcome.REJECTED, reason=RejectReason.INVALID, detail="this executor serves no models")
+
+
 class Backend(Protocol):
-    """Runs actions. All methods belong to one event loop; none raises for what an action or its session did."""
+    """Runs actions: programs, or batches on models. All methods belong to one event loop; none raises for what an action or its
+    session did."""
 
     name: str
     unkillable: set[ActionKey]
     """Actions of which a process is still alive after SIGKILL and the kill budget. One leaves when it is really gone."""
+
+    async def begin(self) -> None:
+        """Before it joins. May raise what ends the executor."""
+
+    def services(self) -> dict[str, Service]:
+        """The models that it serves, as they are to be announced now."""
+
+    async def score(
+        self,
+        key: ActionKey,
+        payload: Score,
+        service: str,
+        gpus: tuple[int, ...],
+        evicts: Sequence[Resident],
+        *,
+        timeout_ms: int,
+    ) -> Ended:
+        """Scores a batch; `output.data` is a MessagePack array of numbers."""
 
     async def open(self, key: SessionKey, payload: SessionOpen, grant: Grant) -> Ended:
         """Makes a session; `grant.memory_mib` is held until it ends. ok, rejected or error."""

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 
-from tangram.executors.backend import ActionKey, Ended, Grant, OnOutput, SessionKey
+from tangram.executors.backend import ActionKey, Ended, Grant, NoModels, OnOutput, SessionKey
 from tangram.messages import FileRead, FileWrite, Run, SessionOpen
 from tangram.outcomes import Outcome, RejectReason
 
 _REFUSED = Ended(outcome=Outcome.REJECTED, reason=RejectReason.INVALID, detail="this executor runs no programs")
 
 
-class NoBackend:
+class NoBackend(NoModels):
     """Opens and closes sessions that are names only, and refuses whatever would need a program or a file."""
 
     name = "none"

@@ -27,6 +27,7 @@ from tangram.errors import NewerVersion
 from tangram.executors import core as c
 from tangram.executors.backend import Backend, Ended, Grant, SessionKey
 from tangram.executors.large import Large
+from tangram.executors.live import live_output
 from tangram.executors.outbox import Outbox
 from tangram.executors.presence import Claim, DeadIncarnation, claim, find_dead, host_identity
 from tangram.outcomes import ErrorReason, Outcome, RejectReason
@@ -38,7 +39,6 @@ log = logging.getLogger(__name__)
 JOIN_RETRY_S = 0.25
 SWEEP_S = 1.0
 LEAVE_TIMEOUT_S = 5.0
-LIVE_BACKLOG_BYTES = 4 * 1024 * 1024
 CONSUMER_PATIENCE_S = 5.0
 """An incarnation whose consumer is not there for so long may have missed decisions for ever: it joins anew."""
 HOLE_PATIENCE_S = 20.0
@@ -51,14 +51,16 @@ class ExecutorReplaced(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ExecutorConfig:
-    """name: unique among executors. host: name of the machine. cores: ids by NUMA node. capacity: of other resources
-    ("memory" in MiB). state: folder for locks and sandboxes. drain_s: how long a drain waits for what runs."""
+    """name: unique among executors. host: name of the machine. cores: ids by NUMA node. gpus: ids. capacity: of other resources
+    ("memory" and "gpu_memory", of each GPU, in MiB). state: folder for locks and sandboxes. drain_s: how long a drain waits for
+    what runs."""
 
     name: str
     host: str
     state: Path
     key: str = "cpu"
     cores: tuple[tuple[int, ...], ...] = ()
+    gpus: tuple[int, ...] = ()
     capacity: Mapping[str, int] = field(default_factory=dict)
     drain_s: float = 30.0
 
@@ -118,12 +120,15 @@ class _Life:
         self._entered: set[c.Attempt] = set()
         """Those whose task has taken its first step."""
         self._others: set[asyncio.Task[None]] = set()
+        self._services: dict[str, m.Service] = {}
+        """As they were announced."""
 
     # --- the course of it --------------------------------------------------------------------------------------
 
     async def live(self, stop: asyncio.Event, now: Callable[[], bool]) -> None:
         try:
             dead = await self._find_dead()
+            await self.backend.begin()
             await self._join(dead)
             leader = await last_for(self.broker, subjects.STREAM, subjects.LEADER)
         except BaseException:
@@ -162,6 +167,7 @@ class _Life:
     async def _join(self, dead: list[DeadIncarnation]) -> None:
         """Stores the join, and only then returns. Stored twice it is the same join: the fold ignores the second."""
         machine_id, boot_id = host_identity()
+        self._services = self.backend.services()
         joined = m.ExecutorJoined(
             incarnation=self.core.incarnation,
             key=self.config.key,
@@ -173,6 +179,8 @@ class _Life:
             dead=[each.incarnation for each in dead],
             version=__version__,
             features=[self.backend.name],
+            gpus=list(self.config.gpus),
+            services=self._services,
         )
         while True:
             try:
@@ -281,10 +289,14 @@ class _Life:
         self.broker.send_soon(subjects.heartbeats(self.config.name), m.encode(beat))
 
     async def _sweep(self) -> None:
-        """Testifies for neighbours on this host that died and did not come back."""
+        """Says what has changed of the models, and testifies for neighbours on this host that died and did not come back."""
         assert self._outbox is not None
         while True:
             await asyncio.sleep(SWEEP_S)
+            services = self.backend.services()
+            if services != self._services:
+                self._services = services
+                self._outbox.say(m.ExecutorChanged(incarnation=self.core.incarnation, k=1, services=services))
             dead = await self._find_dead()
             if dead:
                 self._outbox.say(
@@ -438,7 +450,11 @@ class _Life:
                 grant,
                 timeout_ms=start.timeout_ms,
                 env={"TRACEPARENT": start.traceparent} if start.traceparent else {},
-                on_output=self._live_output(start) if payload.stream else None,
+                on_output=live_output(self.broker, start) if payload.stream else None,
+            )
+        if isinstance(payload, m.Score):
+            return await backend.score(
+                attempt.action, payload, start.service, start.gpus, start.evicts, timeout_ms=start.timeout_ms
             )
         if isinstance(payload, m.Noop):
             return _NOOP
@@ -461,21 +477,6 @@ class _Life:
                 case _:
                     return Ended(outcome=Outcome.REJECTED, reason=RejectReason.INVALID, detail="session: needs one")
         return replace(ended, run_ns=time.monotonic_ns() - started_ns)
-
-    def _live_output(self, start: m.Start) -> Any:
-        subject = subjects.output(start.task, start.client)
-
-        offsets = {"stdout": 0, "stderr": 0}
-
-        def send(stream: str, data: bytes) -> None:
-            for at in range(0, len(data), limits.OUTPUT_BYTES_MAX):
-                part = data[at : at + limits.OUTPUT_BYTES_MAX]
-                if self.broker.backlog_bytes < LIVE_BACKLOG_BYTES:  # else dropped: a fast writer must not fill our memory
-                    chunk = m.OutputChunk(n=start.n, stream=stream, offset=offsets[stream], data=part)  # type: ignore[arg-type]
-                    self.broker.send_soon(subject, m.encode(chunk))
-                offsets[stream] += len(part)
-
-        return send
 
     async def _close_session(self, session: SessionKey) -> None:
         await self._clear(session)

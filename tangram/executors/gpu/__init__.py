@@ -1,0 +1,1 @@
+"""The GPU executor: services whose weights come and go. Needs `tangram[gpu]`."""
