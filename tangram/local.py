@@ -108,9 +108,9 @@ async def _first_line(descriptor: int) -> bytes:
 class LocalStack:
     """Broker, streams, scheduler and executors in `folder`; an async context manager.
 
-    policy, settings, shares, quotas (as for its command): of the scheduler. executors: how many on this machine. nats: use this
-    broker instead of an embedded one. cores: how many of this machine's cores to offer; 0 for all. max_bytes: of streams, where
-    not as declared.
+    policy, settings, shares, quotas (as for its command): of the scheduler. executors: how many on this machine's cores;
+    gpu_arguments: of one on its GPUs, if there is to be one. nats: use this broker instead of an embedded one. cores: how many of
+    this machine's cores to offer; 0 for all. max_bytes: of streams, where not as declared.
     """
 
     def __init__(
@@ -129,6 +129,7 @@ class LocalStack:
         max_bytes: Mapping[str, int] | None = None,
         scheduler_arguments: Sequence[str] = (),
         executor_arguments: Sequence[str] = (),
+        gpu_arguments: Sequence[str] = (),
         verbose: bool = False,
     ) -> None:
         self.folder = folder
@@ -142,6 +143,7 @@ class LocalStack:
         self._port, self._cores, self._max_bytes = port, cores, max_bytes
         self._scheduler_arguments = list(scheduler_arguments)
         self._executor_arguments = list(executor_arguments)
+        self._gpu_arguments = list(gpu_arguments)
         self._verbose = ["--verbose"] if verbose else []
         self._started = 0
 
@@ -170,6 +172,8 @@ class LocalStack:
         await self.start_scheduler()
         for _ in range(self.executor_count):
             await self.start_executor()
+        if self._gpu_arguments:
+            await self.start_gpu_executor(*self._gpu_arguments)
 
     async def start_scheduler(self) -> RoleProcess:
         arguments = ["scheduler", "--policy", self.policy, *self._verbose]
@@ -185,14 +189,19 @@ class LocalStack:
 
     async def start_executor(self, *arguments: str) -> RoleProcess:
         """One more executor on this machine; further arguments as for `tangram executor cpu`."""
+        cores = ["--cores", str(self._cores)] if self._cores else []
+        return await self._executor("cpu", [*cores, *self._executor_arguments, *arguments])
+
+    async def start_gpu_executor(self, *arguments: str) -> RoleProcess:
+        """Arguments as for `tangram executor gpu`."""
+        return await self._executor("gpu", arguments)
+
+    async def _executor(self, kind: str, arguments: Sequence[str]) -> RoleProcess:
         self._started += 1
-        name = f"cpu-{self._started}"
-        given = ["executor", "cpu", "--state", str(self.folder / "executors"), *self._verbose]
-        if "--name" not in arguments:
-            given += ["--name", name]
-        if self._cores:
-            given += ["--cores", str(self._cores)]
-        role = await self._role(name, [*given, *self._executor_arguments, *arguments])
+        name = f"{kind}-{self._started}"
+        named = [] if "--name" in arguments else ["--name", name]
+        given = ["executor", kind, "--state", str(self.folder / "executors"), *self._verbose, *named]
+        role = await self._role(name, [*given, *arguments])
         self.executors.append(role)
         return role
 

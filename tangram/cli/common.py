@@ -47,6 +47,29 @@ def sandbox_arguments(given: argparse.Namespace) -> list[str]:
     return ["--sandbox", given.sandbox, *(["--image", given.image] if given.image else [])]
 
 
+def add_gpus(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--services", type=Path, metavar="FILE", help="TOML that declares the models (default: those of installed packages)"
+    )
+    command.add_argument("--gpus", metavar="LIST", help="which GPUs to offer, such as 0-3; default: all")
+    command.add_argument("--gpu-memory", metavar="SIZE", help="for weights, of each GPU (default: 90 %% of what it has)")
+    command.add_argument(
+        "--cpu-sim", type=positive, metavar="N", help="no GPUs: N devices that are played on the CPU, with --gpu-memory"
+    )
+
+
+def gpu_arguments(given: argparse.Namespace) -> list[str]:
+    """Those of `add_gpus`, again; none if no executor on GPUs is asked for."""
+    found: list[str] = []
+    for name in ("services", "gpus", "gpu_memory", "cpu_sim"):
+        value = getattr(given, name)
+        if value is not None:
+            found += [f"--{name.replace('_', '-')}", str(value.absolute() if isinstance(value, Path) else value)]
+    if found and given.services is None:
+        raise ConfigError(f"{found[0]}: needs --services FILE")
+    return found
+
+
 def settings(pairs: list[str]) -> dict[str, int]:
     """NAME=INTEGER pairs; raises ConfigError for an unknown name or a bad value."""
     from tangram.scheduler.policies import SETTINGS

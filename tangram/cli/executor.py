@@ -37,14 +37,7 @@ def add_to(commands: "Commands") -> None:
     cpu.set_defaults(handler=handle, run=_run_cpu)
     gpu = kinds.add_parser("gpu", help="batches on models, on this machine's GPUs")
     _add_common(gpu)
-    gpu.add_argument(
-        "--services", type=Path, metavar="FILE", help="TOML that declares the models (default: those of installed packages)"
-    )
-    gpu.add_argument("--gpus", metavar="LIST", help="which GPUs to offer, such as 0-3; default: all")
-    gpu.add_argument("--gpu-memory", metavar="SIZE", help="for weights, of each GPU (default: 90 %% of what it has)")
-    gpu.add_argument(
-        "--cpu-sim", type=common.positive, metavar="N", help="no GPUs: N devices that are played on the CPU, with --gpu-memory"
-    )
+    common.add_gpus(gpu)
     gpu.set_defaults(handler=handle, run=_run_gpu)
 
 

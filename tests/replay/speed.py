@@ -1,4 +1,4 @@
-"""`python -m tests.replay.speed [ACTIONS]`: how fast, and in how much memory, a file is verified: 64 actions a message on 4 hosts of
+"""`python -m tests.replay.speed [ACTIONS]`: how fast a file is verified, and in how much memory. 64 actions a message, 4 hosts of
 64 cores."""
 
 import subprocess
@@ -39,7 +39,9 @@ def main() -> None:
                 peak_kib = max(peak_kib, int(line.split()[1])) if line.startswith("VmHWM") else peak_kib
             time.sleep(0.1)
         took_s = time.perf_counter() - begin_s
-        print(f"{actions} actions in {took_s:.1f} s, start-up included: {actions / took_s:,.0f}/s; peak {peak_kib / 1024:.0f} MiB")
+        print(
+            f"{actions} actions in {took_s:.1f} s, start-up included: {actions / took_s:,.0f}/s; peak {peak_kib / 1024:.0f} MiB"
+        )
 
 
 if __name__ == "__main__":

@@ -41,7 +41,6 @@ class CpuDevice:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
     def allocate(self, size: int) -> torch.Tensor:
         self._ledger.reserve(size)
@@ -52,8 +51,7 @@ class CpuDevice:
             raise DeviceFull(size, self.free_bytes()) from None
 
     def free(self, size: int) -> None:
-        if self._trim is not None:
-            self._trim(0)
+        trim_host()
         self._ledger.release(size)
 
     def free_bytes(self) -> int:
@@ -115,6 +113,15 @@ class CudaDevice:
         with torch.cuda.stream(self._stream):
             target.copy_(source, non_blocking=True)
         self._stream.synchronize()
+
+
+_malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+
+
+def trim_host() -> None:
+    """Gives freed host memory back to the system: the C library keeps what was in small pieces."""
+    if _malloc_trim is not None:
+        _malloc_trim(0)
 
 
 def host_slab(size: int) -> tuple[mmap.mmap, torch.Tensor]:

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from tangram.executors.gpu.device import Device, host_budget_bytes, host_slab
+from tangram.executors.gpu.device import Device, host_budget_bytes, host_slab, trim_host
 from tangram.executors.gpu.errors import Broken, Busy, Evicted, Refused
 from tangram.executors.gpu.layout import layout, tensors
 
@@ -65,6 +65,7 @@ class Weights:
             self._bury()
         for part in self._layout.parts:
             part.storage = None  # type: ignore[assignment]  # it goes as soon as nobody else has it
+        trim_host()
         device.pin(self._slab)
         self._sum = self._checksum(self._slab) if strict else 0
 

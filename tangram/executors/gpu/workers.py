@@ -56,7 +56,7 @@ class Nursery:
 
 
 class Worker:
-    """A `Place` in a process of its own. plan: see `worker.serve`."""
+    """A `Place` in a process of its own. plan: see `worker.Plan`."""
 
     def __init__(self, nursery: Nursery, plan: Mapping[str, Any]) -> None:
         self._nursery, self._plan = nursery, plan
@@ -66,6 +66,7 @@ class Worker:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._pidfd = -1
         self._turn = asyncio.Lock()
+        self._is_doomed = False
 
     async def load(self) -> int:
         async with self._turn:
@@ -84,6 +85,7 @@ class Worker:
         return msgspec.convert(await self._ask("score", batch), list[float])
 
     def kill(self) -> None:
+        self._is_doomed = True
         if self._pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
@@ -104,8 +106,11 @@ class Worker:
             return await self._call(verb, argument)
 
     async def _ready(self) -> None:
+        if self._streams is not None and (self._is_doomed or self._streams[0].at_eof()):
+            await self._buried()  # it died, or was killed, while nobody asked it
         if self._streams is not None:
             return
+        self._is_doomed = False
         own = self._nursery.birth(self._plan)
         own.setblocking(False)
         self._streams = await asyncio.open_connection(sock=own)
@@ -127,7 +132,7 @@ class Worker:
             answer = msgspec.msgpack.decode(await reader.readexactly(size))
         except (OSError, EOFError) as error:
             await self._buried()
-            raise Failed("died", f"the worker died: {error or type(error).__name__}") from None
+            raise Failed("died", f"the worker of {self._plan['service']} died while it was asked to {verb}: {error}") from None
         except BaseException:
             self.kill()
             await self._buried()
