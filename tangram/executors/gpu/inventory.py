@@ -53,6 +53,20 @@ def read(environment: Mapping[str, str] = os.environ) -> list[Gpu]:
     return found
 
 
+def free_bytes(uuid: str) -> int:
+    """Of a GPU, now. Raises BrokenGpus."""
+    import pynvml  # noqa: PLC0415  # an extra
+
+    try:
+        pynvml.nvmlInit()
+        try:
+            return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(uuid)).free)
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        raise BrokenGpus(f"{uuid} cannot be read: {error}") from None
+
+
 def _why(pynvml: Any, error: Any) -> TangramError:
     none = {
         pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "there is no NVIDIA driver library",

@@ -1,6 +1,7 @@
 """The back end of this host: its devices, and a place for each service on each of them."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -8,6 +9,7 @@ from tangram.errors import ConfigError
 from tangram.executors.gpu import inventory
 from tangram.executors.gpu.backend import GpuBackend, Offer
 from tangram.executors.gpu.declared import Service
+from tangram.executors.gpu.engines import Engine, Sglang, Vllm
 from tangram.executors.gpu.places import Place
 from tangram.executors.gpu.workers import Nursery, Worker
 from tangram.executors.presence import Claim
@@ -46,13 +48,23 @@ def make_backend(claim: Claim, services: Mapping[str, Service], devices: Sequenc
     """Its workers carry the mark of this incarnation, so that a successor finds what a dead one has left."""
     claim.record("gpu")
     nursery = Nursery(claim.incarnation)
-    places: dict[tuple[str, int], Place] = {}
-    for device in devices:
-        for name, service in services.items():
-            plan = {"service": name, "factory": service.factory, "strict": service.strict, "uuid": device.uuid}
-            if not device.uuid:
-                folder = Path(claim.folder, f"device-{device.id}")
-                plan |= {"ledger": str(folder), "capacity_bytes": device.memory_mib * MIB}
-            places[name, device.id] = Worker(nursery, plan)
+    places = {
+        (name, device.id): _place(name, service, device, claim, nursery)
+        for device in devices
+        for name, service in services.items()
+    }
     offers = {name: Offer(service.units, service.idle_value) for name, service in services.items()}
     return GpuBackend(offers, places, nursery)
+
+
+def _place(name: str, service: Service, device: Device, claim: Claim, nursery: Nursery) -> Place:
+    if service.engine != "torch":
+        if device.id >= len(service.urls):
+            raise ConfigError(f"services.{name}.urls: has none for GPU {device.id}")
+        speaks = Vllm(service.model) if service.engine == "vllm" else Sglang(service.model)
+        free = partial(inventory.free_bytes, device.uuid) if device.uuid else None
+        return Engine(name, service.urls[device.id], speaks, service.weights_mib * MIB, free)
+    plan = {"service": name, "factory": service.factory, "strict": service.strict, "uuid": device.uuid}
+    if not device.uuid:
+        plan |= {"ledger": str(Path(claim.folder, f"device-{device.id}")), "capacity_bytes": device.memory_mib * MIB}
+    return Worker(nursery, plan)

@@ -16,8 +16,9 @@ class Failed(Exception):
 class Place(Protocol):
     """One call at a time; each raises Failed."""
 
-    is_resident: bool
-    """False too while it is not known."""
+    @property
+    def is_resident(self) -> bool:
+        """False too while it is not known."""
 
     async def load(self) -> int:
         """Makes the service ready to be restored, if it is not; the bytes that it then takes on the device."""
