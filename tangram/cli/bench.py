@@ -1,4 +1,4 @@
-"""`tangram bench pipeline|scheduler|evaluation`."""
+"""`tangram bench pipeline|scheduler|gpu|evaluation`."""
 
 import argparse
 import json
@@ -36,6 +36,12 @@ def add_to(commands: "Commands") -> None:
     )
     scheduler.add_argument("--payload", type=common.positive, default=2_000, metavar="BYTES", help="of each of those")
     scheduler.set_defaults(handler=_handle(_scheduler))
+    gpu = what.add_parser("gpu", help="weights onto a device, beside a plain copy; and swapping on the whole path")
+    gpu.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+    gpu.add_argument("--weights", type=common.positive, default=512, metavar="MIB", help="that are moved alone")
+    gpu.add_argument("--rounds", type=common.positive, default=9, metavar="N", help="of which the median is taken")
+    gpu.add_argument("--seconds", type=common.seconds, default=10.0, metavar="S", help="of each load on the whole path")
+    gpu.set_defaults(handler=_handle(_gpu))
     evaluation = what.add_parser("evaluation", help="the tables of docs/evaluation.md, on the virtual clock; minutes to an hour")
     evaluation.add_argument("--only", nargs="+", default=[], metavar="NAME", help="some of the tables")
     evaluation.add_argument("--quick", action="store_true", help="with far fewer trajectories, to see that all rows run")
@@ -81,6 +87,18 @@ async def _scheduler(given: argparse.Namespace) -> int:
     say(f"pure core: {found['fold_per_s']:.0f} actions/s, each submitted, decided and finished")
     if given.backlog:
         found["backlog"] = await scheduler.backlog(given.backlog, given.payload, say)
+    if given.json:
+        print(json.dumps(found))
+    return 0
+
+
+async def _gpu(given: argparse.Namespace) -> int:
+    try:
+        from tangram.bench import gpu
+    except ImportError as error:
+        raise ConfigError(f"bench gpu: {error.name} is not installed: pip install 'tangram[gpu]'") from None
+    out = sys.stderr if given.json else sys.stdout
+    found = await gpu.run(given.weights, given.rounds, given.seconds, lambda line: print(line, file=out, flush=True))
     if given.json:
         print(json.dumps(found))
     return 0

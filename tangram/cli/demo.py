@@ -15,8 +15,13 @@ from typing import TYPE_CHECKING
 
 from tangram import roles
 from tangram.cli import common
+from tangram.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tangram.demo.report import Report
+
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
@@ -27,10 +32,10 @@ TIMELINE = Path("tangram-demo.html")
 def add_to(commands: "Commands") -> None:
     command = commands.add_parser("demo", help="the main job on an embedded broker, against a static baseline")
     common.add_verbose(command)
-    command.add_argument("--workload", default="coding", choices=["coding"])
+    command.add_argument("--workload", default="coding", choices=["coding", "mopd"])
     common.add_sandbox(command)
     command.add_argument("--seed", type=int, default=1)
-    command.add_argument("--trajectories", type=common.positive, default=16, metavar="N")
+    command.add_argument("--trajectories", type=common.positive, metavar="N", help="default: 16 (coding), 24 (mopd)")
     command.add_argument(
         "--timeline", type=Path, metavar="FILE", help=f"what ran where under tangram, as one HTML file (default: {TIMELINE})"
     )
@@ -45,23 +50,103 @@ def handle(given: argparse.Namespace) -> int:
 
 
 async def _run(given: argparse.Namespace) -> int:
+    if given.timeline is not None:
+        common.require_writable(given.timeline, "--timeline")
+    elif os.access(".", os.W_OK):
+        given.timeline = TIMELINE
+    running = asyncio.current_task()
+    assert running is not None
+    roles.on_signals(running.cancel, running.cancel)
+    try:
+        return await (_coding if given.workload == "coding" else _mopd)(given)
+    except asyncio.CancelledError:
+        print("tangram: interrupted", file=sys.stderr)
+        return 130
+
+
+async def _mopd(given: argparse.Namespace) -> int:
     from rich.console import Console
 
+    try:
+        from tangram.demo import mopd, teachers
+    except ImportError as error:
+        raise ConfigError(f"--workload mopd: {error.name} is not installed: pip install 'tangram[gpu]'") from None
+    from tangram.demo.progress import Progress
+    from tangram.demo.report import show
+    from tangram.local import LocalStack
+
+    if given.sandbox != "process" or given.without_learning:
+        raise ConfigError("--workload mopd: has no sandboxes, and no run without learning")
+    trajectories = given.trajectories or 24
+    command = f"tangram demo --workload mopd --seed {given.seed} --trajectories {trajectories}"
+    console = Console(stderr=given.json)
+    with tempfile.TemporaryDirectory(prefix="tangram-demo-") as folder:
+        declared = Path(folder, "teachers.toml")
+        teachers.declare(declared)
+        gpus = ["--services", str(declared), "--cpu-sim", str(mopd.DEVICES), "--gpu-memory", f"{mopd.DEVICE_MIB}MiB"]
+
+        @contextlib.asynccontextmanager
+        async def stack(policy: str) -> AsyncIterator[str]:
+            progress.note("starting nine teachers on two devices (cpu-sim: played on the CPU)")
+            async with LocalStack(
+                Path(folder, policy),
+                policy=policy,
+                settings={"static_units": 1, "static_shared": 1},
+                executors=0,
+                gpu_arguments=gpus,
+                verbose=given.verbose,
+            ) as local:
+                progress.note("")
+                yield local.url
+                if policy == "tangram":
+                    await _timeline(local.url, given)
+
+        async with Progress(console) as progress:
+            found = await mopd.compare(trajectories, given.seed, stack, progress, command=command)
+    show(found, console, "One step of students of nine teachers; two devices hold three each (cpu-sim)", _MOPD_NOTE)
+    return _end(given, found, console, command)
+
+
+_MOPD_NOTE = (
+    "ACT: from submitting a batch to having its scores. Overhead: the share of all ACT that is neither queue nor run: restoring "
+    "weights is most of it. static-service: each teacher keeps to one device, which it shares with others."
+)
+
+
+async def _timeline(url: str, given: argparse.Namespace) -> None:
     from tangram.broker import Broker
-    from tangram.cli.common import require_writable
     from tangram.cli.replay import read_timeline, write_timeline
+    from tangram.replay.sources import BrokerSource
+
+    if given.timeline is None:
+        return
+    broker = await Broker.connect(url, name="tangram demo timeline")
+    try:
+        write_timeline(await read_timeline(await BrokerSource.open(broker)), given.timeline)
+    finally:
+        await broker.close()
+
+
+def _end(given: argparse.Namespace, found: "Report", console: "Console", command: str) -> int:
+    console.print(f"seed {given.seed}; again with: {command}")
+    if given.timeline is not None:
+        console.print(f"timeline: {given.timeline}", markup=False)
+    if given.json:
+        print(json.dumps(found))
+    return 1 if any(figures["wrong"] for figures in found["policies"].values()) else 0
+
+
+async def _coding(given: argparse.Namespace) -> int:
+    from rich.console import Console
+
     from tangram.demo.config import TANGRAM, UNLEARNT, DemoConfig
     from tangram.demo.progress import Progress
     from tangram.demo.report import show
     from tangram.demo.runner import compare
     from tangram.executors.cpu.machine import host_cores
     from tangram.local import LocalStack
-    from tangram.replay.sources import BrokerSource
 
-    if given.timeline is not None:
-        require_writable(given.timeline, "--timeline")
-    elif os.access(".", os.W_OK):
-        given.timeline = TIMELINE
+    given.trajectories = given.trajectories or 16
     docker = given.sandbox == "docker"
     if docker and not given.image:
         given.image = DOCKER_IMAGE
@@ -74,9 +159,6 @@ async def _run(given: argparse.Namespace) -> int:
         command += f" --sandbox docker --image {given.image}"
     if given.without_learning:
         command += " --without-learning"
-    running = asyncio.current_task()
-    assert running is not None
-    roles.on_signals(running.cancel, running.cancel)
     # With a core for each trajectory a reservation never waits, and there is nothing to show.
     usable = sum(len(node) for node in host_cores())
     cores = min(usable, max(1, given.trajectories // 4))
@@ -94,25 +176,13 @@ async def _run(given: argparse.Namespace) -> int:
             executor_arguments=common.sandbox_arguments(given),
         ) as local:
             yield local.url
-            if given.timeline is not None and policy == TANGRAM:
-                broker = await Broker.connect(local.url, name="tangram demo timeline")
-                try:
-                    write_timeline(await read_timeline(await BrokerSource.open(broker)), given.timeline)
-                finally:
-                    await broker.close()
+            if policy == TANGRAM:
+                await _timeline(local.url, given)
 
     try:
         async with Progress(console) as progress:
             found = await compare(config, stack, progress, command=command)
-    except asyncio.CancelledError:
-        print("tangram: interrupted", file=sys.stderr)
-        return 130
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     show(found, console)
-    console.print(f"seed {given.seed}; again with: {command}")
-    if given.timeline is not None:
-        console.print(f"timeline: {given.timeline}", markup=False)
-    if given.json:
-        print(json.dumps(found))
-    return 1 if any(figures["wrong"] for figures in found["policies"].values()) else 0
+    return _end(given, found, console, command)

@@ -22,6 +22,7 @@ class Kind(StrEnum):
     WRITE = "file.write"
     TEST = "test"
     SUITE = "suite"
+    SCORE = "score"
 
 
 TEST_PATH: Final = "solution_test.py"

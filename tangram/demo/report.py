@@ -76,10 +76,10 @@ def figures(run: PolicyRun) -> PolicyFigures:
     }
 
 
-def report(runs: Iterable[PolicyRun], *, seed: int, command: str) -> Report:
+def report(runs: Iterable[PolicyRun], *, seed: int, command: str, baseline: str = STATIC) -> Report:
     """The figures of all that ran. Raises KeyError if one of the two that are compared has not."""
     policies = {run.policy: figures(run) for run in runs}
-    static, tangram = policies[STATIC], policies[TANGRAM]
+    static, tangram = policies[baseline], policies[TANGRAM]
     return {
         "act_ratio": _ratio(static["mean_act_s"], tangram["mean_act_s"]),
         "step_ratio": _ratio(static["makespan_s"], tangram["makespan_s"]),
@@ -110,16 +110,16 @@ _ROWS: Final[tuple[tuple[str, Callable[[PolicyFigures], str]], ...]] = (
     ("mean run", lambda row: f"{row['mean_run_s']:.3f} s"),
     ("overhead", lambda row: f"{row['overhead_share']:.1%}"),
     ("step", lambda row: f"{row['makespan_s']:.1f} s"),
-    ("core-seconds held", lambda row: f"{row['core_seconds_held']:.1f}"),
+    ("unit-seconds held", lambda row: f"{row['core_seconds_held']:.1f}"),
     ("actions", lambda row: str(row["actions"])),
     ("wrong outcomes", lambda row: str(row["wrong"])),
 )
 
 
-def show(result: Report, console: Console) -> None:
-    """Prints the table. Give a console on stderr where stdout belongs to the JSON object."""
+def show(result: Report, console: Console, title: str = "One step of a coding agent on HumanEval", note: str = "") -> None:
+    """Prints the table. Give a console on stderr where stdout belongs to the JSON object. note: in place of that on coding."""
     policies = result["policies"]
-    table = Table(title="One step of a coding agent on HumanEval", caption=_NOTE, caption_justify="left", min_width=72)
+    table = Table(title=title, caption=note or _NOTE, caption_justify="left", min_width=72)
     table.add_column("")
     for name in policies:
         table.add_column(name, justify="right", no_wrap=True)

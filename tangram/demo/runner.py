@@ -67,7 +67,7 @@ async def run_policy(
     started_s = time.monotonic()
     try:
         async with asyncio.timeout(config.limit_s):
-            await _together([trajectory.run() for trajectory in trajectories])
+            await together([trajectory.run() for trajectory in trajectories])
     except TimeoutError:
         raise TangramError(f"{policy}: not finished after {config.limit_s:.0f} s") from None
     finally:
@@ -81,7 +81,7 @@ async def run_policy(
     )
 
 
-async def _together(runs: Sequence[Coroutine[None, None, None]]) -> None:
+async def together(runs: Sequence[Coroutine[None, None, None]]) -> None:
     """Awaits all; the first error ends the others and is raised as itself, not in a group."""
     tasks = [asyncio.ensure_future(run) for run in runs]
     try:

@@ -259,6 +259,10 @@ class Client:
             raise ScoreError(result)
         return m.decode_scores(result.data)
 
+    async def scored(self, service: str, batch: Sequence[object], **options: Unpack[ScoreOptions]) -> Result:
+        """As `score`, but returns how it ended, whatever that was; `data` is a MessagePack array of the scores."""
+        return await self.perform(*build.scoring(service, batch, self._trace_id, **options), key="gpu")
+
     @asynccontextmanager
     async def session(self, **options: Unpack[SessionOptions]) -> AsyncIterator[Session]:
         """A sandbox that lives from here to the end of the block. Its memory is held all the time, cores only by actions.

@@ -16,6 +16,8 @@ PIN_BYTES: Final = 16 * 1024**3
 class Device(Protocol):
     name: str
     """As torch names it."""
+    keeps: bool
+    """What is freed stays with this process, for its next allocation."""
 
     def allocate(self, size: int) -> torch.Tensor:
         """Bytes of fresh memory. Raises DeviceFull."""
@@ -40,6 +42,7 @@ class CpuDevice:
     name = "cpu"
 
     def __init__(self, ledger: Ledger) -> None:
+        self.keeps = False
         self._ledger = ledger
 
     def allocate(self, size: int) -> torch.Tensor:
@@ -51,7 +54,8 @@ class CpuDevice:
             raise DeviceFull(size, self.free_bytes()) from None
 
     def free(self, size: int) -> None:
-        trim_host()
+        if not self.keeps:
+            trim_host()
         self._ledger.release(size)
 
     def free_bytes(self) -> int:
@@ -72,6 +76,7 @@ class CudaDevice:
 
     def __init__(self, index: int = 0) -> None:
         self.name = f"cuda:{index}"
+        self.keeps = False
         self._device = torch.device(self.name)
         torch.cuda.set_device(self._device)  # pinning belongs to the context of the current one
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
@@ -86,7 +91,8 @@ class CudaDevice:
             raise DeviceFull(size, self.free_bytes()) from None
 
     def free(self, size: int) -> None:
-        self._release_cached()  # other workers of this device are other processes, to which what is cached here is lost
+        if not self.keeps:
+            self._release_cached()  # other workers of this device are other processes, to which what is cached here is lost
 
     def _release_cached(self) -> None:
         with torch.cuda.device(self._device):
