@@ -103,7 +103,7 @@ async def _mopd(given: argparse.Namespace) -> int:
 
         async with Progress(console) as progress:
             found = await mopd.compare(trajectories, given.seed, stack, progress, command=command)
-    show(found, console, "One step of students of nine teachers; two devices hold three each (cpu-sim)", _MOPD_NOTE)
+    show(found, console, "One step of students of nine teachers; two devices hold three each (cpu-sim)", _MOPD_NOTE, unit="GPU")
     return _end(given, found, console, command)
 
 

@@ -110,13 +110,15 @@ _ROWS: Final[tuple[tuple[str, Callable[[PolicyFigures], str]], ...]] = (
     ("mean run", lambda row: f"{row['mean_run_s']:.3f} s"),
     ("overhead", lambda row: f"{row['overhead_share']:.1%}"),
     ("step", lambda row: f"{row['makespan_s']:.1f} s"),
-    ("unit-seconds held", lambda row: f"{row['core_seconds_held']:.1f}"),
+    ("core-seconds held", lambda row: f"{row['core_seconds_held']:.1f}"),
     ("actions", lambda row: str(row["actions"])),
     ("wrong outcomes", lambda row: str(row["wrong"])),
 )
 
 
-def show(result: Report, console: Console, title: str = "One step of a coding agent on HumanEval", note: str = "") -> None:
+def show(
+    result: Report, console: Console, title: str = "One step of a coding agent on HumanEval", note: str = "", unit: str = "core"
+) -> None:
     """Prints the table. Give a console on stderr where stdout belongs to the JSON object. note: in place of that on coding."""
     policies = result["policies"]
     table = Table(title=title, caption=note or _NOTE, caption_justify="left", min_width=72)
@@ -127,5 +129,5 @@ def show(result: Report, console: Console, title: str = "One step of a coding ag
     ratios = {"mean ACT": result["act_ratio"], "step": result["step_ratio"]}
     for name, text in _ROWS:
         ratio = f"{ratios[name]:.2f}x" if name in ratios else ""
-        table.add_row(name, *(text(row) for row in policies.values()), ratio, style="bold" if ratio else "")
+        table.add_row(name.replace("core", unit), *(text(row) for row in policies.values()), ratio, style="bold" if ratio else "")
     console.print(table)
