@@ -92,6 +92,33 @@ class NoModels:
         return Ended(outcome=Outcome.REJECTED, reason=RejectReason.INVALID, detail="this executor serves no models")
 
 
+class NoPrograms:
+    """For back ends that run none."""
+
+    async def run(
+        self,
+        key: ActionKey,
+        attempt: int,
+        session: SessionKey | None,
+        payload: Run,
+        grant: Grant,
+        *,
+        timeout_ms: int,
+        env: Mapping[str, str],
+        on_output: OnOutput | None,
+    ) -> Ended:
+        return _NO_PROGRAMS
+
+    async def write(self, session: SessionKey, payload: FileWrite) -> Ended:
+        return _NO_PROGRAMS
+
+    async def read(self, session: SessionKey, payload: FileRead) -> Ended:
+        return _NO_PROGRAMS
+
+
+_NO_PROGRAMS = Ended(outcome=Outcome.REJECTED, reason=RejectReason.INVALID, detail="this executor runs no programs")
+
+
 class Backend(Protocol):
     """Runs actions: programs, or batches on models. All methods belong to one event loop; none raises for what an action or its
     session did."""

@@ -16,7 +16,7 @@ import msgspec
 
 from tangram import messages as m
 from tangram.executors.attempt import error, invalid
-from tangram.executors.backend import ActionKey, Ended, Grant, OnOutput, SessionKey
+from tangram.executors.backend import ActionKey, Ended, Grant, NoPrograms, SessionKey
 from tangram.executors.gpu.places import Failed, Place
 from tangram.executors.gpu.workers import Nursery
 from tangram.outcomes import ErrorReason, Outcome
@@ -30,7 +30,6 @@ LEARN: Final = 0.25
 """The weight of a new restore beside those before it."""
 TOLD_RATIO: Final = 1.25
 """A restore time is announced again when it has changed by this much."""
-_PROGRAMS: Final = invalid("this executor serves models: it runs no programs and has no sessions")
 
 
 class Offer(NamedTuple):
@@ -45,7 +44,7 @@ class Copy(NamedTuple):
     gpus: tuple[int, ...]
 
 
-class GpuBackend:
+class GpuBackend(NoPrograms):
     """places: by service and GPU. swaps: how many copies were evicted for another. restores: of one place each."""
 
     name = "gpu"
@@ -231,33 +230,13 @@ class GpuBackend:
                 raise each
         return [score for part in results if not isinstance(part, BaseException) for score in part]
 
-    # --- what it does not do -----------------------------------------------------------------------------------
+    # --- sessions, and the end ---------------------------------------------------------------------------------
 
     async def open(self, key: SessionKey, payload: m.SessionOpen, grant: Grant) -> Ended:
-        return _PROGRAMS
+        return invalid("this executor serves models: it has no sessions")
 
     async def close(self, key: SessionKey) -> Ended:
         return Ended(outcome=Outcome.OK)
-
-    async def run(
-        self,
-        key: ActionKey,
-        attempt: int,
-        session: SessionKey | None,
-        payload: m.Run,
-        grant: Grant,
-        *,
-        timeout_ms: int,
-        env: Mapping[str, str],
-        on_output: OnOutput | None,
-    ) -> Ended:
-        return _PROGRAMS
-
-    async def write(self, session: SessionKey, payload: m.FileWrite) -> Ended:
-        return _PROGRAMS
-
-    async def read(self, session: SessionKey, payload: m.FileRead) -> Ended:
-        return _PROGRAMS
 
     async def stop(self) -> None:
         for task in self._tasks.values():
