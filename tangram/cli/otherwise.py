@@ -55,10 +55,12 @@ async def run(given: argparse.Namespace, source: "Source") -> "Timeline | None":
     if not any(each.ran for each in recording.actions.values()):
         raise ConfigError("nothing was run in this recording")
     collector = Collector() if given.timeline is not None else None
+    again = o.played(recording, list(recording.machines.values()), was, unfit=None)
+    observe = None if collector is None else collector.add
     columns = {
         "recorded": o.recorded(recording),
-        "again": o.played(recording, list(recording.machines.values()), was),
-        "otherwise": o.played(recording, pool, other, None if collector is None else collector.add),
+        "again": again,
+        "otherwise": o.played(recording, pool, other, observe, unfit=again.unfit),
     }
     if given.json:
         print(json.dumps({name: _as_json(column) for name, column in columns.items()} | {"problem": source.problem}))

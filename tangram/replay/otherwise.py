@@ -5,14 +5,14 @@ outcome and the next action; arrivals move with what they waited for. What was n
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
+from tangram import limits, subjects
 from tangram import messages as m
-from tangram import subjects
 from tangram.errors import ConfigError
-from tangram.outcomes import RejectReason
+from tangram.outcomes import Outcome, RejectReason
 from tangram.replay.recording import Recorded, Recording
 from tangram.scheduler.fold import Record
 from tangram.scheduler.state import ActionId
@@ -40,11 +40,17 @@ class Column:
 
     ran: list[Ran] = field(default_factory=list)
     not_run: Counter[str] = field(default_factory=Counter)
+    unfit: set[ActionId] = field(default_factory=set)
+    """Of those, what would never run in this pool."""
+
+
+def _column(recording: Recording) -> Column:
+    return Column(not_run=Counter({"number used twice": recording.renumbered} if recording.renumbered else {}))
 
 
 def recorded(recording: Recording) -> Column:
     """As it was."""
-    found = Column()
+    found = _column(recording)
     for each in recording.actions.values():
         if not each.ran:
             found.not_run[str(each.outcome or "without an outcome")] += 1
@@ -68,14 +74,20 @@ def setup_of(recording: Recording) -> Setup:
 
 
 def played(
-    recording: Recording, pool: Sequence[Machine], setup: Setup, observe: Callable[[Record], None] | None = None
+    recording: Recording,
+    pool: Sequence[Machine],
+    setup: Setup,
+    observe: Callable[[Record], None] | None = None,
+    *,
+    unfit: Collection[ActionId] | None = (),
 ) -> Column:
-    """The course of things on this pool. Raises TangramError if an action that ran fits nowhere."""
-    found = Column()
+    """The course of things on this pool. unfit: what may fit nowhere, and is counted then (None: whatever does not). Raises
+    TangramError if another action that ran fits nowhere."""
+    found = _column(recording)
     crowd: list[_Players] = []
 
     def make(clock: Clock, log: Log) -> _Players:
-        crowd.append(_Players(recording, clock, log, found))
+        crowd.append(_Players(recording, clock, log, found, unfit))
         return crowd[0]
 
     Simulation([], pool, setup, crowd=make, observe=observe).run()
@@ -85,11 +97,15 @@ def played(
 class _Players:
     """Submits each action a thinking time after what it waited for."""
 
-    def __init__(self, recording: Recording, clock: Clock, log: Log, found: Column) -> None:
-        self._recording, self._clock, self._log, self._found = recording, clock, log, found
+    def __init__(self, recording: Recording, clock: Clock, log: Log, found: Column, unfit: Collection[ActionId] | None) -> None:
+        self._recording, self._clock, self._log, self._found, self._unfit = recording, clock, log, found, unfit
+        for at in range(0, len(recording.seeds), limits.ENVELOPE_ITEMS_MAX):
+            models = recording.seeds[at : at + limits.ENVELOPE_ITEMS_MAX]
+            log.put(subjects.CLOCK, m.ModelsSeeded(epoch=log.state.epoch, models=models))
         actions = recording.actions.values()
         self.keys = {each.key for each in actions if each.ran}
         self._arrived: dict[ActionId, int] = {}
+        self._ruled: set[ActionId] = set()
         self._left = sum(each.ran for each in actions)
         self._after: dict[tuple[ActionId, bool], list[Recorded]] = {}
         self._unsent: dict[tuple[str, str], list[int]] = {}
@@ -130,7 +146,12 @@ class _Players:
     def run_ns(self, action_id: ActionId, units: int) -> int:
         return self._recording.run_ns(action_id, units)
 
+    def outcome(self, action_id: ActionId, units: int) -> Outcome:
+        return self._recording.outcome(action_id, units)
+
     def ended(self, action_id: ActionId, units: int, host: str, started_ns: int, startup_ns: int) -> None:
+        if action_id in self._ruled:
+            return
         now_ns, arrived_ns = self._clock.now_ns, self._arrived[action_id]
         kind = self._recording.actions[action_id].spec.kind
         ran = Ran(
@@ -142,8 +163,11 @@ class _Players:
 
     def ruled(self, action_id: ActionId, result: m.Result) -> None:
         if result.reason == RejectReason.NEVER_FITS:
-            words = f"action {action_id} would never run in this pool: {result.detail}"
-            raise ConfigError(f"--pool: {words}")
+            if self._unfit is not None and action_id not in self._unfit:
+                words = f"action {action_id} would never run in this pool: {result.detail}"
+                raise ConfigError(f"--pool, --policy, --share, --quota: {words}")
+            self._found.unfit.add(action_id)
+        self._ruled.add(action_id)
         self._left -= 1
         self._found.not_run[str(result.outcome)] += 1
         self._follow(action_id)

@@ -6,13 +6,16 @@ a session goes on with that thread of its own that has rested for the shortest t
 last outcome of its thread; one that did not wait for the one before, after that one's arrival.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from tangram import messages as m
 from tangram.outcomes import Outcome
 from tangram.scheduler.cores import cores_of
 from tangram.scheduler.elasticity import Curve, declared, learnt
 from tangram.scheduler.fold import Record, step
+from tangram.scheduler.models import exported
 from tangram.scheduler.policies import model_key, prior_of
 from tangram.scheduler.state import Action, ActionId, HostKey, Session, SessionPhase, State
 from tangram.simulation.pool import Machine
@@ -61,6 +64,10 @@ class Recording:
     actions: dict[ActionId, Recorded] = field(default_factory=dict)
     machines: dict[HostKey, Machine] = field(default_factory=dict)
     services: dict[str, m.Service] = field(default_factory=dict)
+    seeds: list[m.LearntModel] = field(default_factory=list)
+    """What was known at the beginning, or was seeded since."""
+    renumbered: int = 0
+    """Actions that are left out, because their number stands for another one that ran."""
     begin_ns: int = 0
     """The server's stamp at which it begins."""
     _open: dict[ActionId, Recorded] = field(default_factory=dict)
@@ -73,6 +80,11 @@ class Recording:
     def __post_init__(self) -> None:
         """With a state from a checkpoint, what was open there comes at the beginning."""
         self.begin_ns = self.state.stamp_ns
+        self.seeds = [
+            exported(task, kind, model)
+            for (task, kind), model in self.state.models.items()
+            if "/" not in kind  # of a service on GPUs: does not travel
+        ]
         for host in self.state.hosts:
             self._see(host)
         for session in self.state.sessions.values():
@@ -103,8 +115,15 @@ class Recording:
             case m.ActionsFinished() as finished:
                 for n, raw in zip(finished.ids, finished.results, strict=True):
                     action_id = ActionId(address.first, address.second, n)
-                    if action_id in self._open and action_id not in state.actions:
-                        self._ended(action_id, m.decode_result(raw))
+                    known = self._open.get(action_id)
+                    if known is None or action_id in state.actions:
+                        continue
+                    with suppress(*m.MALFORMED):  # another item of this message is its outcome
+                        result = m.decode_result(raw)
+                        if result.nonce == known.spec.nonce:
+                            self._ended(action_id, result)
+            case m.ModelsSeeded() as seeded:
+                self.seeds += seeded.models
             case m.ExecutorJoined() | m.ExecutorChanged():
                 for host in state.hosts:
                     self._see(host)
@@ -113,6 +132,10 @@ class Recording:
 
     def _came(self, action: Action, raw: bytes) -> None:
         now_ns = max(0, self.state.stamp_ns - self.begin_ns)
+        earlier = self.actions.get(action.id)
+        if earlier is not None and earlier.ran:  # its client was forgotten, and counts from the beginning again
+            self.renumbered += 1
+            return
         found = Recorded(action.id, action.key, action.spec, raw, now_ns)
         self.actions[action.id] = self._open[action.id] = found
         client = action.id[:2]
@@ -125,6 +148,9 @@ class Recording:
             thread = _Thread(action.id, now_ns)
         else:
             found.after, found.at_once, found.delay_ns = thread.last, not thread.has_ended, now_ns - thread.last_ns
+        if earlier is not None:  # it was refused and is sent again: nothing may wait for itself
+            found.after, found.at_once = earlier.after, earlier.at_once
+            found.delay_ns = earlier.delay_ns + now_ns - earlier.arrived_ns
         resting.pop(id(thread), None)
         thread.open += 1
         self._threads[action.id] = thread
@@ -174,6 +200,8 @@ class Recording:
             max(host.capacity.get("memory", 0), known.memory_mib if key in self.machines else 0),
             max(len(cores_of(host.gpus.all)), known.gpus),
             max(host.gpus.memory_mib, known.gpu_memory_mib if known.gpus else 0),
+            _larger(known.others, {name: amount for name, amount in host.capacity.items() if name != "memory"}),
+            _larger(known.kinds, {holder.key: bool(holder.cores_mask) for holder in host.live}),
         )
         for holder in host.live:
             self.services |= holder.services
@@ -187,7 +215,18 @@ class Recording:
         if units == action.units or not units or not action.units or action.outcome is Outcome.TIMED_OUT:
             return action.run_ns
         curve = self._curve(action)
-        return action.run_ns if curve is None else round(action.run_ns * curve.at(units) / curve.at(action.units))
+        if curve is None:
+            return action.run_ns
+        scaled_ns = round(action.run_ns * curve.at(units) / curve.at(action.units))
+        return min(scaled_ns, max(action.spec.timeout_ms * 1_000_000, action.run_ns))
+
+    def outcome(self, action_id: ActionId, units: int) -> Outcome:
+        """As it was; what takes longer than it may on so many units is timed out."""
+        action = self.actions[action_id]
+        run_ns = self.run_ns(action_id, units)
+        if run_ns > action.run_ns and run_ns >= action.spec.timeout_ms * 1_000_000:
+            return Outcome.TIMED_OUT
+        return action.outcome or Outcome.OK
 
     def _curve(self, action: Recorded) -> Curve | None:
         hint, prior = action.spec.hint, prior_of(self.state)
@@ -197,3 +236,14 @@ class Recording:
         if model is not None:
             return learnt(model)
         return declared(hint, prior) if hint is not None else None
+
+
+_N = TypeVar("_N", int, bool)
+
+
+def _larger(known: tuple[tuple[str, _N], ...], now: dict[str, _N]) -> tuple[tuple[str, _N], ...]:
+    """By name, the larger of both."""
+    found = dict(known)
+    for name, amount in now.items():
+        found[name] = max(found.get(name, amount), amount)
+    return tuple(found.items())

@@ -6,6 +6,7 @@ from typing import Final, NamedTuple, Protocol
 from tangram import limits, subjects
 from tangram import messages as m
 from tangram.errors import TangramError
+from tangram.outcomes import Outcome
 from tangram.scheduler.state import ActionId
 from tangram.simulation.clock import Clock
 from tangram.simulation.leader import Log, payload_of
@@ -41,6 +42,9 @@ class Crowd(Protocol):
     def run_ns(self, action_id: ActionId, units: int) -> int:
         """How long an action runs on so many units."""
 
+    def outcome(self, action_id: ActionId, units: int) -> Outcome:
+        """How it ends there."""
+
     def ended(self, action_id: ActionId, units: int, host: str, started_ns: int, startup_ns: int) -> None: ...
 
     def ruled(self, action_id: ActionId, result: m.Result) -> None:
@@ -64,6 +68,9 @@ class Trajectories:
 
     def run_ns(self, action_id: ActionId, units: int) -> int:
         return self._clients[action_id[:2]].run_ns(action_id, units)
+
+    def outcome(self, action_id: ActionId, units: int) -> Outcome:
+        return Outcome.OK
 
     def ended(self, action_id: ActionId, units: int, host: str, started_ns: int, startup_ns: int) -> None:
         self._clients[action_id[:2]].ended(action_id, units, host, started_ns, startup_ns)

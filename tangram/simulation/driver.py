@@ -1,6 +1,6 @@
 """A simulation: the log, its leader, the executors of a pool and the trajectories, on one virtual clock."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -88,12 +88,19 @@ class Simulation:
             self.done = everyone.done
         keys = self._crowd.keys
         for number, machine in enumerate(pool):
-            for key, there in (("cpu", machine.cores > 0), ("gpu", machine.gpus > 0), ("api", "api" in keys and number == 0)):
-                if there:
-                    executor = VirtualExecutor(
-                        f"h{number}", key, machine, setup.services, self._clock, self._log, self._crowd.run_ns, self._ended
-                    )
-                    self._executors[executor.name] = executor
+            for key, has_cores in machine.kinds or _kinds(machine, keys if number == 0 else ()):
+                executor = VirtualExecutor(
+                    f"h{number}",
+                    key,
+                    machine,
+                    setup.services,
+                    self._clock,
+                    self._log,
+                    self._crowd,
+                    self._ended,
+                    has_cores=has_cores,
+                )
+                self._executors[executor.name] = executor
         self._idle_ticks = 0
 
     @property
@@ -163,3 +170,9 @@ class Simulation:
 
     def _ended(self, action_id: ActionId, start: m.Start, host: str, started_ns: int, startup_ns: int) -> None:
         self._crowd.ended(action_id, start.units, host, started_ns, startup_ns)
+
+
+def _kinds(machine: Machine, wanted: Collection[str]) -> list[tuple[str, bool]]:
+    """Those of its cores and GPUs, and of the wanted ones those that need neither."""
+    found = [("cpu", True)] * (machine.cores > 0) + [("gpu", False)] * (machine.gpus > 0)
+    return found + [(key, False) for key in sorted(wanted) if key not in ("cpu", "gpu")]

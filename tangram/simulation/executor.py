@@ -8,6 +8,7 @@ from tangram.errors import TangramError
 from tangram.outcomes import Outcome
 from tangram.scheduler.cores import MILLI
 from tangram.scheduler.state import ActionId
+from tangram.simulation.client import Crowd
 from tangram.simulation.clock import Clock
 from tangram.simulation.leader import Log
 from tangram.simulation.pool import Machine
@@ -18,8 +19,8 @@ when it has ended."""
 
 
 class VirtualExecutor:
-    """run_ns(id, units): how long an action takes. held_unit_ns: what was held in cores, or GPUs, x nanoseconds, by actions and
-    by sandboxes that are closed. restores: times that it brought weights onto GPUs."""
+    """crowd: says how long an action takes, and how it ends. held_unit_ns: what was held in cores, or GPUs, x nanoseconds, by
+    actions and by sandboxes that are closed. restores: times that it brought weights onto GPUs."""
 
     def __init__(
         self,
@@ -29,8 +30,10 @@ class VirtualExecutor:
         services: dict[str, m.Service],
         clock: Clock,
         log: Log,
-        run_ns: Callable[[ActionId, int], int],
+        crowd: Crowd,
         on_end: Ended,
+        *,
+        has_cores: bool,
     ) -> None:
         self.name = host if key == "cpu" else f"{host}-{key}"
         self.key = key
@@ -41,7 +44,7 @@ class VirtualExecutor:
         self._copies: dict[tuple[str, tuple[int, ...]], int] = {}
         """MiB on each of its GPUs, by service and GPUs."""
         self._clock, self._log = clock, log
-        self._run_ns, self._on_end = run_ns, on_end
+        self._crowd, self._on_end = crowd, on_end
         self._k = 1
         self._sandboxes: dict[tuple[str, str, int], tuple[int, int]] = {}
         """What each holds in units, and since when."""
@@ -55,8 +58,10 @@ class VirtualExecutor:
             host=host,
             machine_id=host,
             boot_id="1",
-            cores=nodes if key == "cpu" else [],
-            capacity={"memory": machine.memory_mib} | ({"gpu_memory": machine.gpu_memory_mib} if key == "gpu" else {}),
+            cores=nodes if has_cores else [],
+            capacity={"memory": machine.memory_mib}
+            | dict(machine.others)
+            | ({"gpu_memory": machine.gpu_memory_mib} if key == "gpu" else {}),
             gpus=list(range(machine.gpus)) if key == "gpu" else [],
             services=services if key == "gpu" else {},
         )
@@ -72,14 +77,14 @@ class VirtualExecutor:
                 gone = m.SessionEnded(task=item.task, client=item.client, session=item.session, reason="closed")
                 self._k += 1
                 self._log.put(subjects.executors(self.name), m.ActionsReturned(incarnation=self.name, k=self._k, ended=[gone]))
-            else:
+            elif not isinstance(item, m.Cancel):  # whose answer is the outcome, when it comes
                 raise TangramError(f"the virtual executor {self.name} cannot do {item}")
 
     def _begin(self, start: m.Start) -> None:
         action_id = ActionId(start.task, start.client, start.n)
         started_ns = self._clock.now_ns
         startup_ns = self._restore(start) if start.gpus else 0
-        run_ns = self._run_ns(action_id, start.units)
+        run_ns = self._crowd.run_ns(action_id, start.units)
         self._clock.at(started_ns + startup_ns + run_ns, lambda: self._end(action_id, start, started_ns, startup_ns))
 
     def _restore(self, start: m.Start) -> int:
@@ -100,11 +105,13 @@ class VirtualExecutor:
     def _end(self, action_id: ActionId, start: m.Start, started_ns: int, startup_ns: int) -> None:
         now_ns = self._clock.now_ns
         self._k += 1
+        outcome = self._crowd.outcome(action_id, start.units)
+        is_ok = outcome is Outcome.OK
         result = m.Result(
             nonce=start.nonce,
             attempt=start.attempt,
-            outcome=Outcome.OK,
-            exit_code=0,
+            outcome=outcome,
+            exit_code=0 if is_ok else 1 if outcome is Outcome.FAILED else None,
             units=start.units,
             queued_ns=start.queued_ns,
             startup_ns=startup_ns,
@@ -115,11 +122,11 @@ class VirtualExecutor:
         )
         self._log.put(subjects.completions(start.task, start.client), finished)
         units = len(start.gpus) or start.amounts.get("cpu", 0) // MILLI
-        if start.kind == "session.open":
+        if start.kind == "session.open" and is_ok:
             self._sandboxes[action_id] = (units, started_ns)
         else:
             self.held_unit_ns += units * (now_ns - started_ns)
-        if start.kind == "session.close":
+        if start.kind == "session.close" and is_ok:
             self._close((start.task, start.client, start.session))
         self._on_end(action_id, start, self._host, started_ns, startup_ns)
 

@@ -20,12 +20,15 @@ _GPU_MEMORY_MIB: Final = 72 * 1024
 
 
 class Machine(NamedTuple):
-    """nodes: how many cores each NUMA node has. gpu_memory_mib: of each GPU, for weights."""
+    """nodes: how many cores each NUMA node has. gpu_memory_mib: of each GPU, for weights. others: what else it has, by resource.
+    kinds: its executors, each with whether it offers the cores; (): those of its cores and GPUs."""
 
     nodes: tuple[int, ...] = ()
     memory_mib: int = limits.AMOUNT_MAX
     gpus: int = 0
     gpu_memory_mib: int = _GPU_MEMORY_MIB
+    others: tuple[tuple[str, int], ...] = ()
+    kinds: tuple[tuple[str, bool], ...] = ()
 
     @property
     def cores(self) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tangram import messages as m
+from tangram import subjects
 from tangram.cli.main import main
 from tangram.errors import ConfigError
 from tangram.outcomes import Outcome
@@ -19,7 +20,7 @@ from tangram.scheduler.state import ActionId, State
 from tangram.simulation.driver import Setup, Simulation
 from tangram.simulation.pool import Machine, parse
 from tangram.simulation.work import Trajectory, Work
-from tests.core.world import MS, World, cores
+from tests.core.world import MS, Worker, World, cores
 from tests.replay.record import FOLDER
 
 SECOND = 1_000_000_000
@@ -153,6 +154,126 @@ def test_gpus_restore_what_was_recorded_with_them() -> None:
     recording = recording_of(simulated([Trajectory(n, "job", 0, [work]) for n in range(3)], "gpu=1x1", Setup(services=services)))
     was, again = recorded(recording), played(recording, [Machine(gpus=1)], setup_of(recording))
     assert figures(again)["makespan_s"] == pytest.approx(figures(was)["makespan_s"], abs=0.1)
+
+
+def answered(world: World, worker: Worker, action: ActionId, seconds: int, *items: bytes, outcome: Outcome = Outcome.OK) -> None:
+    """The action runs for so long and ends, told in a message that has other items for it first."""
+    world.decide()
+    worker.read()
+    world.pass_time(seconds)
+    (key,) = [key for key in worker.running if key.action == action]
+    start = worker.running.pop(key).start
+    result = m.Result(nonce=start.nonce, outcome=outcome, run_ns=seconds * SECOND, units=start.units)
+    results = [*items, m.encode(result)]
+    told = m.ActionsFinished(
+        executor=worker.executor,
+        incarnation=worker.incarnation,
+        k=worker._k(),
+        ids=[action.n] * len(results),
+        results=results,
+        outputs=[b""] * len(results),
+    )
+    world.put(subjects.completions(action.task, action.client), told)
+
+
+def sent(world: World, key: str, cost: dict[str, m.Demand]) -> ActionId:
+    spec = m.ActionSpec(nonce=bytes(8), kind="run", cost=cost)
+    payload = m.encode(m.Run(argv=("true",)))
+    world.put(subjects.actions(key, "t"), m.ActionsSubmitted(client="c", ids=[1], specs=[m.encode(spec)], payloads=[payload]))
+    return ActionId("t", "c", 1)
+
+
+def again_of(world: World) -> Column:
+    recording = recording_of(world.log)
+    return played(recording, list(recording.machines.values()), setup_of(recording))
+
+
+def seen_again(world: World) -> tuple[Recording, State]:
+    """The recording, and the state at the end of its simulated log."""
+    recording, state = recording_of(world.log), State()
+    played(recording, list(recording.machines.values()), setup_of(recording), lambda record: step(state, record) and None)
+    return recording, state
+
+
+@pytest.mark.parametrize("other", [b"\xc1", m.encode(m.Result(nonce=b"somebody", outcome=Outcome.OK, run_ns=77 * SECOND))])
+def test_what_is_no_outcome_of_an_action_is_passed_over(other: bytes) -> None:
+    world = World()
+    world.lead()
+    worker = world.join("cpu-0", nodes=cores(2))
+    answered(world, worker, world.submit(cpu=1_000), 3, other)
+    assert [each.run_ns for each in again_of(world).ran] == [3 * SECOND]
+
+
+def test_a_recorded_host_has_all_that_it_had() -> None:
+    world = World()
+    world.lead()
+    worker = world.join("cpu-0", nodes=cores(2), disk=100)
+    answered(world, worker, sent(world, "cpu", {"disk": m.Demand(low=60)}), 1)
+    assert len(again_of(world).ran) == 1
+
+
+def test_a_kind_of_executor_that_has_no_units_is_there_again() -> None:
+    world = World()
+    world.lead()
+    worker = world.join("fpga-0", key="fpga", nodes=[])
+    answered(world, worker, sent(world, "fpga", {}), 1)
+    assert len(again_of(world).ran) == 1
+
+
+def test_beyond_its_time_out_an_action_ends_on_fewer_cores_too() -> None:
+    world = World()
+    world.lead("fixed-units", fixed_units=8)
+    worker = world.join("cpu-0", nodes=cores(8))
+    hint = m.Hint(duration_us=960_000_000, parallel_ppm=1_000_000)
+    answered(world, worker, world.submit(cpu=m.Demand(low=1_000, high=8_000), hint=hint, timeout_ms=200_000), 120)
+    recording = recording_of(world.log)
+    setup = with_settings(setup_of(recording), policy="fcfs-minimum")
+    (ran,) = played(recording, parse("cpu=1"), setup).ran
+    assert ran.run_ns == 200 * SECOND
+    assert recording.outcome(ran.id, 1) is Outcome.TIMED_OUT
+    assert recording.outcome(ran.id, 8) is Outcome.OK
+
+
+def test_outcomes_are_the_recorded_ones() -> None:
+    """A time-out teaches nothing, and a sandbox that was not made is not there."""
+    world = World()
+    world.lead()
+    worker = world.join("cpu-0", nodes=cores(2))
+    answered(world, worker, world.submit(cpu=1_000), 2, outcome=Outcome.TIMED_OUT)
+    answered(world, worker, world.submit(kind="session.open", memory=100), 1, outcome=Outcome.ERROR)
+    recording, state = seen_again(world)
+    assert sum(each.ran for each in recording.actions.values()) == state.finished == 2
+    assert not state.models
+    assert not state.sessions
+
+
+def test_from_a_checkpoint_what_was_learnt_is_known() -> None:
+    log = simulated([steps(n, 6, parallel=0.9, high=4) for n in range(4)], "cpu=8")
+    state = State()
+    for record in log[: len(log) // 2]:
+        step(state, record)
+    before = state.models["job", "run"].count
+    recording, found = recording_of(log[len(log) // 2 :], load(dump(state))), State()
+    counts: list[int] = []
+
+    def observe(record: Record) -> None:
+        if isinstance(step(found, record).message, m.ModelsSeeded):
+            counts.append(found.models["job", "run"].count)
+
+    played(recording, list(recording.machines.values()), setup_of(recording), observe)
+    assert before > 3
+    assert counts == [before]
+
+
+def test_whatever_can_happen_to_a_log_can_be_asked_about(capsys: pytest.CaptureFixture[str]) -> None:
+    """Numbers that are refused and sent again, executors of GPUs that have cores, losses, leaders, quotas."""
+    assert run("--file", max(FOLDER.glob("behaviour-*-chaos.log")), "--policy", "fcfs-minimum", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    ran = found["recorded"]["actions"]
+    assert ran > 50
+    for course in ("again", "otherwise"):
+        more = sum(found[course]["not_run"].values()) - sum(found["recorded"]["not_run"].values())
+        assert found[course]["actions"] + more == ran, "nothing is lost on the way"
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
