@@ -68,6 +68,8 @@ LOG_TIME_STEP_NS_MAX: Final = 2_000_000_000
 TICK_NS: Final = 1_000_000_000
 TIMER_GRAIN_NS: Final = 50_000_000
 """Timers fall due in steps of this size, so that they cost at most 20 ticks a second."""
+QUOTA_GRAIN_NS: Final = 20_000_000
+"""While somebody waits for a quota log time moves in steps of at least this size: of 50 requests a second each goes in time."""
 DESCRIPTORS_RESERVED: Final = 64
 """An executor starts nothing while it has fewer than these left: ending what runs, files and the broker take some too."""
 REFUSAL_S: Final = 1.0
@@ -122,6 +124,8 @@ PENDING_MAX: Final = 200_000
 """Open actions (about 1.3 KB each) beyond which submissions are refused; the setting `pending_max` changes it."""
 PENDING_MIB_MAX: Final = 256
 """Their payloads together: a checkpoint carries them, and its stream (1 GiB) has to hold three; `pending_mib_max`."""
+REFUSED_MS_MAX: Final = 300_000
+"""A provider that wants to be left alone for longer is asked again after this."""
 RETRY_AFTER_MS: Final = 5_000
 """Told to whoever is refused because there is too much."""
 

@@ -45,4 +45,6 @@ class ErrorReason(StrEnum):
     IMAGE = "image"
     DISK = "disk"
     DAEMON = "daemon"
+    UPSTREAM = "upstream"
+    """Who was called did not do its part: no connection, a broken answer, 5xx."""
     INTERNAL = "internal"

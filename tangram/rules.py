@@ -31,10 +31,10 @@ def broken_rule(key: str, spec: m.ActionSpec, payload: object) -> str:
         return "session: cannot be opened inside a session"
     if spec.hint is not None and any(a >= b for (a, _), (b, _) in pairwise(spec.hint.table_us)):
         return "hint.table_us: must rise in units"
-    if spec.service and (key != "gpu" or spec.session or "gpu" not in spec.cost):
-        return "service: takes key gpu and a cost in gpu, and no session"
-    if isinstance(payload, m.Score) and not spec.service:
-        return "service: a batch to score needs one"
+    if spec.service and (spec.session or not (key == "api" or (key == "gpu" and "gpu" in spec.cost))):
+        return "service: takes key gpu and a cost in gpu, or key api, and no session"
+    if isinstance(payload, m.Score | m.Call) and not spec.service:
+        return f"service: {'a batch to score' if isinstance(payload, m.Score) else 'a call'} needs one"
     for name, demand in spec.cost.items():
         high = demand.high or demand.low
         if high < demand.low:
@@ -58,7 +58,7 @@ def broken_rule(key: str, spec: m.ActionSpec, payload: object) -> str:
 def broken_payload_rule(kind: str, payload: object) -> str:
     """The first rule that a payload breaks by itself, as "field: rule", or ""."""
     expected: type = _PAYLOAD_OF.get(kind, m.Run)
-    if expected is m.Run and isinstance(payload, m.Score):
+    if expected is m.Run and isinstance(payload, m.Score | m.Call):
         return ""
     if not isinstance(payload, expected):
         return f"payload: kind {kind} takes a {expected.__name__}"

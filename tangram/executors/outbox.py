@@ -1,6 +1,6 @@
 """What an executor says: outcomes by client, returns and changes; numbered by k, in the order they reach the wire."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -19,6 +19,7 @@ class _Done(NamedTuple):
     n: int
     result: bytes
     output: bytes
+    spent: Mapping[str, int] | None = None
 
 
 class Outbox:
@@ -38,9 +39,11 @@ class Outbox:
             on_refused=self._on_refused,
         )
 
-    def finish(self, action: ActionKey, result: m.Result, output: m.Output | None) -> None:
+    def finish(
+        self, action: ActionKey, result: m.Result, output: m.Output | None, spent: Mapping[str, int] | None = None
+    ) -> None:
         encoded = b"" if output is None else m.encode(output)
-        self._publisher.add((action.task, action.client), _Done(action.n, m.encode(result), encoded))
+        self._publisher.add((action.task, action.client), _Done(action.n, m.encode(result), encoded, spent))
 
     def give_back(self, item: m.Returned | m.SessionEnded) -> None:
         self._publisher.add(_RETURNS, item)
@@ -68,6 +71,7 @@ class Outbox:
                 ids=[item.n for item in done],
                 results=[item.result for item in done],
                 outputs=[item.output for item in done],
+                spent=[(item.n, dict(item.spent)) for item in done if item.spent],
             )
             return subjects.completions(*key), m.encode(finished)
         subject = subjects.executors(self._executor)
@@ -99,7 +103,7 @@ class Outbox:
                     startup_ns=result.startup_ns,
                     run_ns=result.run_ns,
                 )
-                self._publisher.add(key, _Done(item.n, m.encode(bare), b""))
+                self._publisher.add(key, _Done(item.n, m.encode(bare), b"", item.spent))
 
 
 def _size(item: object) -> int:

@@ -6,12 +6,11 @@ from typing import Final, get_args
 import msgspec
 
 from tangram import limits, subjects
+from tangram.messages.beside import Answer, Ask, Control, Controlled, Heartbeat, OutputChunk, Response
 from tangram.messages.events import (
     ActionsFinished,
     ActionsReturned,
     ActionsSubmitted,
-    Answer,
-    Ask,
     CancelsRequested,
     CheckpointEnded,
     CheckpointPayloads,
@@ -22,12 +21,10 @@ from tangram.messages.events import (
     ExecutorJoined,
     ExecutorLeft,
     ExecutorLost,
-    Heartbeat,
     Item,
     LeaderStarted,
     ModelsSeeded,
     Output,
-    OutputChunk,
     Result,
     Settings,
     Ticked,
@@ -56,6 +53,9 @@ _clock = msgspec.msgpack.Decoder(ClockMessage).decode
 decode_spec = msgspec.msgpack.Decoder(ActionSpec).decode
 decode_payload = msgspec.msgpack.Decoder(AnyPayload).decode
 decode_scores = msgspec.msgpack.Decoder(list[float]).decode
+decode_response = msgspec.msgpack.Decoder(Response).decode
+decode_control = msgspec.msgpack.Decoder(Control).decode
+decode_controlled = msgspec.msgpack.Decoder(Controlled).decode
 decode_result = msgspec.msgpack.Decoder(Result).decode
 decode_output = msgspec.msgpack.Decoder(Output).decode
 decode_ask = msgspec.msgpack.Decoder(Ask).decode

@@ -1,6 +1,6 @@
 """What is stored, and what is said aside: unknown fields are ignored, so that an older reader keeps working."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from msgspec import Meta, Struct
 
@@ -52,7 +52,8 @@ class Service(Struct, frozen=True, kw_only=True, omit_defaults=True):
     restore_us: of bringing it from host memory onto one GPU; on z of them it is restore_fixed_us + restore_us / z.
     restored_us: what it was seen to take on some numbers of GPUs, which replaces that. is_replicated: each GPU holds all of the
     weights. units: on how many GPUs it can serve; none: on any. idle_value_ppm: what a copy that is idle is worth, in millionths
-    of what it would be by its restore time and use."""
+    of what it would be by its restore time and use. Of an endpoint there is only its cost: what an action on it takes by
+    resource, beside what it names itself."""
 
     weights_mib: Count = 0
     restore_us: Count = 0
@@ -61,6 +62,7 @@ class Service(Struct, frozen=True, kw_only=True, omit_defaults=True):
     is_replicated: bool = False
     units: Annotated[tuple[Number, ...], Meta(max_length=limits.LEGAL_AMOUNTS_MAX)] = ()
     idle_value_ppm: Count = 1_000_000
+    cost: Annotated[dict[Name, Amount], Meta(max_length=limits.RESOURCES_PER_ACTION_MAX)] = {}
 
 
 class Resident(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -116,7 +118,9 @@ class ExecutorDraining(Event, frozen=True, kw_only=True):
 
 
 class Returned(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A start that was never begun, or was refused; the action is decided again. `number` names the decision's message."""
+    """A start that was never begun, or was refused; the action is decided again. `number` names the decision's message.
+    retry_after_ms: who was called refuses more for so long, and the quotas that the action names shrink. failed: it was begun,
+    failed, and may be tried again, which takes another attempt; reason is then what its outcome says if there is none left."""
 
     task: Name
     client: Name
@@ -125,6 +129,7 @@ class Returned(Struct, frozen=True, kw_only=True, omit_defaults=True):
     number: Number
     reason: Text = ""
     retry_after_ms: Count = 0
+    failed: bool = False
 
 
 class SessionEnded(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -191,7 +196,8 @@ class Output(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class ActionsFinished(Event, frozen=True, kw_only=True):
     """Outcomes for one client (the subject says whose). `ids`, `results` and `outputs` run in parallel; an output may be
-    empty. Written by an executor (`incarnation`, `k`) or, as a ruling, by the leader (`epoch`)."""
+    empty. Written by an executor (`incarnation`, `k`) or, as a ruling, by the leader (`epoch`). spent: by id, tokens of quotas as
+    they were really taken, where who was called has said so."""
 
     executor: str = ""
     incarnation: str = ""
@@ -200,6 +206,7 @@ class ActionsFinished(Event, frozen=True, kw_only=True):
     ids: Ids
     results: Items
     outputs: Items
+    spent: Annotated[list[tuple[Count, dict[Name, Amount]]], Meta(max_length=limits.ENVELOPE_ITEMS_MAX)] = []
 
 
 # --- the leader --------------------------------------------------------------------------------------------------
@@ -316,12 +323,15 @@ class DecisionsMade(Event, frozen=True, kw_only=True):
 
 class Quota(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A limit of something outside, shared by all hosts; 0 means that there is none. An action that names it holds one place of
-    `concurrency` while it runs, and takes the amount it names of `tokens`, which come back `interval_ms` later: no interval of
-    that length ever sees more, wherever the provider's own begins."""
+    `concurrency` while it runs, is one of `requests`, and takes the amount it names of `tokens`; both come back `interval_ms`
+    later: no interval of that length ever sees more, wherever the provider's own begins. burst: the provider counts requests
+    by a bucket of that many, which fills evenly, rather than by intervals."""
 
     concurrency: Count = 0
     tokens: Count = 0
     interval_ms: Annotated[int, Meta(ge=1, le=limits.DEADLINE_MS_MAX)] = 60_000
+    requests: Count = 0
+    burst: Count = 0
 
 
 class LeaderStarted(Event, frozen=True, kw_only=True):
@@ -430,53 +440,3 @@ class CheckpointEnded(Event, frozen=True, kw_only=True):
     payload_bytes: Count = 0
     digest: bytes = b""
     code_version: str = ""
-
-
-# --- not stored --------------------------------------------------------------------------------------------------
-
-
-class Heartbeat(Event, frozen=True, kw_only=True):
-    incarnation: Name
-    number: Count
-    probe: Count = 0
-    running: Count = 0
-
-
-class Ask(Event, frozen=True, kw_only=True):
-    """A client asks for ids: from which sequence to read its completions, and its last PubAck's sequence, which whoever
-    answers must have folded. recall: the ids, and those that `keys` stand for, are of an earlier process of its name, so it
-    does not know their nonces, and wants to know where their outcomes stand instead of the completions. at_seq: it wants
-    that one of its completions."""
-
-    ids: Ids = []
-    from_seq: Count = 0
-    stored_seq: Count = 0
-    recall: bool = False
-    keys: list[str] = []
-    at_seq: Count = 0
-
-
-class Answer(Event, frozen=True, kw_only=True):
-    """open, unseen: those of the asked ids that are. completions: (sequence, stored bytes) that name one of the other asked
-    ids, from `from_seq` on, complete up to `through_seq`. next_n: no higher number of this client was seen than the one
-    before it. nonces: of the open ones. outcomes: (id, sequence) of the stored message that has the outcome of a recalled id.
-    keys: (key, id) of the asked keys that stand for an action."""
-
-    through_seq: Count
-    epoch: Count = 0
-    open: list[Count] = []
-    unseen: list[Count] = []
-    next_n: Count = 0
-    completions: list[tuple[int, bytes]] = []
-    nonces: list[bytes] = []
-    outcomes: list[tuple[Count, Count]] = []
-    keys: list[tuple[str, Count]] = []
-
-
-class OutputChunk(Event, frozen=True, kw_only=True):
-    """Live output, best effort: the outcome carries the output that counts."""
-
-    n: Count
-    stream: Literal["stdout", "stderr"]
-    offset: Count = 0
-    data: bytes

@@ -36,7 +36,8 @@ class ActionSpec(Request, frozen=True, kw_only=True):
     """What the scheduler has to know about an action.
 
     cost: amounts by resource. "cpu" in millicores: whole cores, or a fixed fraction below one core; "memory" in MiB;
-    "gpu": chunks of 1, 2, 4 or 8; a quota by its name, in tokens. service: the model that serves it, for key "gpu".
+    "gpu": chunks of 1, 2, 4 or 8; a quota by its name, in tokens. service: the model that serves it, for key "gpu"; the endpoint,
+    for key "api".
     session: the number `n` of the session.open action whose sandbox it runs in; 0 for a one-shot action.
     timeout_ms: run time, counted from its start. deadline_ms: from submission to its start, in log time.
     retry: "safe" allows another attempt after a loss. key: the caller's own idempotency key.
@@ -111,4 +112,13 @@ class Score(Payload, frozen=True, kw_only=True):
     batch: bytes
 
 
-AnyPayload = Run | Score | FileWrite | FileRead | SessionOpen | SessionClose | Noop
+class Call(Payload, frozen=True, kw_only=True):
+    """For an action with a service: a request to the endpoint of that name. arguments: a MessagePack map of what fills its URL
+    and query, or else its body. body: sent as it is, of `content_type`. The output's `data` is a `Response`."""
+
+    arguments: bytes = b"\x80"
+    body: bytes = b""
+    content_type: Annotated[str, Meta(max_length=256, pattern=r"^[\x20-\x7e]*\Z")] = ""
+
+
+AnyPayload = Run | Score | Call | FileWrite | FileRead | SessionOpen | SessionClose | Noop

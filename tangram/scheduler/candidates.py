@@ -81,10 +81,10 @@ class Candidates:
         self.prior = prior_of(state)
         self.rooms: dict[HostKey, Room] = {}
         self.decisions: list[Decision] = []
-        self._takers_of: dict[str, list[Incarnation]] = {}
-        self._ranked: dict[tuple[str, bool, str], list[_Ranked]] = {}
-        """Heaps by kind, whether for openings, and task if they share."""
-        self.quotas = QuotaGate(state.quotas)
+        self._takers_of: dict[tuple[str, str], list[Incarnation]] = {}
+        self._ranked: dict[tuple[str, str, bool, str], list[_Ranked]] = {}
+        """Heaps by kind, service, whether for openings, and task if they share."""
+        self.quotas = QuotaGate(state.quotas, state.now_ns)
         self._waiting: dict[tuple[object, ...], tuple[list[list[Reservation]], bool]] = {}
         """Of one-shot actions that wait, what one that asks for the same looks at in vain: reservations by host, and whether
         there are executors that the later ones could use and these could not."""
@@ -94,9 +94,10 @@ class Candidates:
     def gather(self, on_gpus: Callable[[Action], bool]) -> None:
         """Walks the queues. on_gpus: starts an action that needs GPUs or lets it wait; says whether to look at the next one of
         its queue."""
+        state = self.state
         groups: dict[tuple[str, HostKey | None], list[tuple[Order, int, Action]]] = {}
-        walks = [iter(queue) for queue in self.state.queues.values()]
-        for index, (key, walk) in enumerate(zip(self.state.queues, walks, strict=True)):
+        walks = [iter(queue) for queue in state.queues.values()]
+        for index, (key, walk) in enumerate(zip(state.queues, walks, strict=True)):
             action = next(walk)
             groups.setdefault((key.task, key.host) if self.shares else ("", None), []).append((action.order, index, action))
         by_rank = []
@@ -112,7 +113,8 @@ class Candidates:
                 heapq.heapreplace(by_rank, (now, order, number, group))
                 continue
             looked_at += 1
-            go_on = self.quotas.is_beyond(action.spec.cost) or (on_gpus if "gpu" in action.spec.cost else self._try)(action)
+            is_beyond = bool(state.quotas) and self.quotas.is_beyond(charge(state, action))
+            go_on = is_beyond or (on_gpus if "gpu" in action.spec.cost else self._try)(action)
             following = next(walks[index], None) if go_on else None
             if following is None:
                 heapq.heappop(group)
@@ -151,7 +153,7 @@ class Candidates:
                 for each in reservations:
                     each.looked_at += 1
             return known[1] or any(map(_may_pass, known[0]))
-        takers = self._takers(action.key)
+        takers = self._takers(action)
         if action.avoid:
             holder = self._best_of(action, cost, self._preferred(action, cost, takers))
         else:
@@ -165,7 +167,7 @@ class Candidates:
         """Actions with equal ones fit in the same places. Behind a reservation it matters how long they run, too."""
         whose = action.id.task if self.shares or self._backfilling else ""
         kind = (action.spec.kind, action.spec.hint) if self._backfilling else ()
-        return action.key, action.avoid, whose, kind, *((name, demand.low) for name, demand in cost.items())
+        return action.key, action.spec.service, action.avoid, whose, kind, *((name, demand.low) for name, demand in cost.items())
 
     def could_run(self, holder: Incarnation, action: Action, cost: dict[str, Demand]) -> bool:
         """Whether it could start there if nothing else ran, within the part of its task."""
@@ -174,7 +176,7 @@ class Candidates:
     def _choose(self, action: Action, cost: dict[str, Demand], takers: list[Incarnation]) -> Incarnation | None:
         """The best of those that have room now; the earlier one between equals. A start only makes its own host worse, so of a
         heap by score what comes first, and has not become worse meanwhile, is the best."""
-        key = (action.key, action.opens is not None, action.id.task if self.shares else "")
+        key = (action.key, action.spec.service, action.opens is not None, action.id.task if self.shares else "")
         heap = self._ranked.get(key)
         if heap is None:
             heap = []
@@ -211,7 +213,7 @@ class Candidates:
 
     def _able(self, action: Action, cost: dict[str, Demand]) -> list[Incarnation]:
         """Those for which an action that needs no GPUs can wait."""
-        holders = [each for each in self._takers(action.key) if self.could_run(each, action, cost)]
+        holders = [each for each in self._takers(action) if self.could_run(each, action, cost)]
         return self._preferred(action, cost, holders) if action.avoid else holders
 
     def hold_back(self, action: Action, holders: list[Incarnation], cost: dict[str, Demand]) -> list[Room]:
@@ -229,8 +231,7 @@ class Candidates:
     def takers_of(self, action: Action) -> list[Incarnation]:
         """Live executors that take new actions of its kind and serve its service, on hosts that have not lost it if there are
         such."""
-        service = action.spec.service
-        takers = [holder for holder in self._takers(action.key) if not service or service in holder.services]
+        takers = self._takers(action)
         return self._preferred(action, charge(self.state, action), takers) if action.avoid else takers
 
     def has_room(self, action: Action, holder: Incarnation, cost: dict[str, Demand]) -> bool:
@@ -246,12 +247,17 @@ class Candidates:
             self.quotas.close(cost)
         return False
 
-    def _takers(self, key: str) -> list[Incarnation]:
-        """Incarnations that take new actions of this kind, each host's in the order they joined."""
-        found = self._takers_of.get(key)
+    def _takers(self, action: Action) -> list[Incarnation]:
+        """Incarnations that take new actions of its kind and serve its service, each host's in the order they joined."""
+        key, service = action.key, action.spec.service
+        found = self._takers_of.get((key, service))
         if found is None:
             live = (holder for host in self.state.hosts.values() for holder in host.live)
-            found = self._takers_of[key] = [holder for holder in live if holder.key == key and not holder.draining]
+            found = self._takers_of[key, service] = [
+                holder
+                for holder in live
+                if holder.key == key and not holder.draining and (not service or service in holder.services)
+            ]
         return found
 
     def _preferred(self, action: Action, cost: dict[str, Demand], holders: list[Incarnation]) -> list[Incarnation]:

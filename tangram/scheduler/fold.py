@@ -15,7 +15,7 @@ from tangram.outcomes import Outcome
 from tangram.scheduler import fold_actions, fold_clients, fold_executors, fold_grants, fold_keys, fold_submissions, models
 from tangram.scheduler.fold_actions import owe, owe_cancel
 from tangram.scheduler.policies import POLICIES
-from tangram.scheduler.quotas import QuotaPool
+from tangram.scheduler.quotas import FULL, GUARD_NS, QuotaPool
 from tangram.scheduler.state import ActionId, GrantKey, Phase, State
 from tangram.subjects import Address
 
@@ -44,6 +44,9 @@ def step(state: State, record: Record) -> Folded:
     state.seq = record.seq
     state.story.clear()
     _advance_time(state, record.stamp_ns)
+    if state.quotas and state.behaviour >= 7:
+        for pool in state.quotas.values():
+            pool.refill(state.now_ns, GUARD_NS)
     skipped = ""
     address: Address | None = None
     message: m.LogMessage | None = None
@@ -142,13 +145,13 @@ def _quotas(state: State, quotas: dict[str, m.Quota]) -> None:
         pool = state.quotas.get(name)
         if pool is None:
             state.quotas[name] = QuotaPool(quota)
-        else:
-            pool.limit = quota
+        elif pool.limit != quota:
+            pool.limit, pool.share_ppm = quota, FULL
     for name, pool in list(state.quotas.items()):
         if name not in quotas:
             pool.limit = m.Quota(interval_ms=pool.limit.interval_ms)
         fold_grants.refill(state, name)
-        if name not in quotas and not pool.in_use and not pool.taken:
+        if name not in quotas and not pool.in_use and not pool.is_out(state.now_ns):
             del state.quotas[name]
     state.story.append(f"quotas {sorted(state.quotas)}")
 
@@ -193,6 +196,7 @@ def _finished(state: State, address: Address, message: m.ActionsFinished) -> Non
     elif message.epoch != state.epoch:
         state.story.append(f"stale epoch {message.epoch}")
         return
+    spent = dict(message.spent)
     for n, raw in zip(message.ids, message.results, strict=True):
         try:
             result = m.decode_result(raw)
@@ -201,7 +205,7 @@ def _finished(state: State, address: Address, message: m.ActionsFinished) -> Non
                 raise NewerVersion(f"sequence {state.seq}: {error}") from None
             state.story.append(f"malformed result {n}")
             continue
-        fold_grants.completed(state, holder, ActionId(address.first, address.second, n), result)
+        fold_grants.completed(state, holder, ActionId(address.first, address.second, n), result, spent.get(n, {}))
 
 
 def _lost(state: State, message: m.ExecutorLost) -> None:
@@ -239,6 +243,11 @@ def _fire_one(state: State, kind: str, key: Any) -> None:
                 fold_clients.forget(state, key)
         case "quota":
             fold_grants.refill(state, *key)
+        case "again":
+            if state.actions[key].phase is Phase.WAITING:  # else its deadline came with this
+                fold_actions.enqueue(state, state.actions[key])
+        case "permit":
+            fold_executors.give_up_quotas(state, *key)
         case "key":
             fold_keys.expired(state, *key)
         case _:

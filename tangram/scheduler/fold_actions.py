@@ -24,6 +24,7 @@ TRANSITIONS: Final = frozenset(
         (Phase.READY, Phase.OWED),
         (Phase.READY, Phase.GONE),
         (Phase.DECIDED, Phase.READY),
+        (Phase.DECIDED, Phase.WAITING),
         (Phase.DECIDED, Phase.OWED),
         (Phase.DECIDED, Phase.GONE),
         (Phase.OWED, Phase.GONE),
@@ -31,7 +32,7 @@ TRANSITIONS: Final = frozenset(
 )
 """Every step an action may take. WAITING, READY -> GONE: a late outcome of an earlier attempt, or of a squatter that knows
 the nonce, is an outcome all the same. READY -> WAITING: an overtaken attempt came first in its session. DECIDED -> READY:
-returned, or lost and retry-safe."""
+returned, or lost and retry-safe; -> WAITING: returned by a provider that refuses for some time."""
 
 
 def move(action: Action, phase: Phase) -> None:
@@ -144,6 +145,8 @@ def leave(state: State, action: Action) -> None:
         dequeue(state, action)
     elif action.phase is Phase.WAITING and action.session is not None and action in action.session.waiting:
         action.session.waiting.remove(action)
+    elif action.phase is Phase.WAITING:
+        state.timers.cancel(("again", action.id))
 
 
 def finish(state: State, action: Action, result: m.Result, incarnation: str) -> None:

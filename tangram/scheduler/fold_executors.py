@@ -5,11 +5,12 @@ from typing import Final
 from tangram import limits
 from tangram import messages as m
 from tangram.outcomes import Outcome
+from tangram.scheduler import parts
 from tangram.scheduler.cores import CorePool, mask_of
 from tangram.scheduler.fold_actions import end_session, owe, release
 from tangram.scheduler.fold_grants import again, returned, session_ended, units_back
 from tangram.scheduler.load import observe_gpus
-from tangram.scheduler.state import ActionId, Host, HostKey, Incarnation, Phase, State
+from tangram.scheduler.state import ActionId, GrantKey, Host, HostKey, Incarnation, Phase, State
 
 _PAST_MAX: Final = 10_000
 
@@ -45,12 +46,22 @@ def joined(state: State, executor: str, message: m.ExecutorJoined) -> None:
         gpus_announced=mask_of(message.gpus),
         services=dict(message.services),
     )
+    _costs(state, holder)
     state.incarnations[holder.id] = holder
     state.executors[executor] = holder.id
     state.hosts.setdefault(key, host)  # it was forgotten if all that was left of it was found dead just now
     host.live.append(holder)
     _measure(host, state.now_ns)
     state.story.append(f"joined {executor} {holder.id}")
+
+
+def _costs(state: State, holder: Incarnation) -> None:
+    for name, service in holder.services.items():
+        state.service_costs.pop(name, None)
+        if service.cost:
+            state.service_costs[name] = {what: m.Demand(low=amount) for what, amount in service.cost.items()}
+            if len(state.service_costs) > limits.SERVICES_MAX:
+                del state.service_costs[next(iter(state.service_costs))]
 
 
 def _measure(host: Host, now_ns: int) -> None:
@@ -116,6 +127,8 @@ def lose(state: State, holder: Incarnation, reason: str) -> None:
     for grant in list(holder.grants.values()):
         host.gpus.copies += grant.evicted  # it may never come to make that room
         grant.evicted = []
+        if grant.quotas and state.behaviour >= 7:
+            state.timers.set(("permit", (holder.id, *grant.key.action, grant.key.attempt)), grant.until_ns)
         action = state.actions.get(grant.key.action)
         if action is None or action.phase is not Phase.DECIDED or action.attempt != grant.key.attempt:
             continue
@@ -154,6 +167,21 @@ def bury(state: State, holder: Incarnation) -> None:
         del state.hosts[host.key]
 
 
+def give_up_quotas(state: State, incarnation: str, task: str, client: str, n: int, attempt: int) -> None:
+    """What a lost incarnation ran must have ended by now, wherever it is: its places of quotas are free. All else of its host
+    stays held until somebody there has looked."""
+    holder = state.incarnations.get(incarnation)
+    grant = holder.grants.get(GrantKey(ActionId(task, client, n), attempt)) if holder is not None else None
+    if grant is None:
+        return
+    for name in grant.quotas:
+        state.quotas[name].give()
+    parts.gave(state, state.hosts[grant.host], task, {name: grant.amounts[name] for name in grant.quotas})
+    grant.amounts = {name: amount for name, amount in grant.amounts.items() if name not in grant.quotas}
+    grant.quotas = ()
+    state.story.append(f"quotas given up {task}/{client}/{n}#{attempt}")
+
+
 def changed(state: State, holder: Incarnation, message: m.ExecutorChanged) -> None:
     if message.cores is not None:
         holder.nodes = tuple(mask_of(node) for node in message.cores)
@@ -168,6 +196,7 @@ def changed(state: State, holder: Incarnation, message: m.ExecutorChanged) -> No
                 pool.drop(copy.service, copy.gpus, holder.id)
     if message.services is not None:
         holder.services = dict(message.services)
+        _costs(state, holder)
     if holder.live:
         _measure(state.hosts[holder.host], state.now_ns)
     _bury_all(state, holder.host, message.dead)

@@ -4,7 +4,7 @@ from typing import Final
 
 from tangram import limits
 from tangram import messages as m
-from tangram.outcomes import Outcome
+from tangram.outcomes import ErrorReason, Outcome, RejectReason
 from tangram.scheduler import fold_keys, parts
 from tangram.scheduler.cores import MILLI, mask_of
 from tangram.scheduler.elasticity import Model, declared, learn
@@ -22,6 +22,7 @@ from tangram.scheduler.fold_actions import (
 from tangram.scheduler.gpus import Copy
 from tangram.scheduler.load import observe, observe_gpus, wanted
 from tangram.scheduler.policies import model_key, prior_of, setting, weights_on_each
+from tangram.scheduler.quotas import GUARD_NS
 from tangram.scheduler.state import (
     Action,
     ActionId,
@@ -56,6 +57,7 @@ def started(state: State, holder: Incarnation, number: int, start: m.Start) -> N
         gpus=mask_of(start.gpus),
         service=start.service,
         quotas=tuple([name for name in start.amounts if name in state.quotas]) if state.quotas else (),
+        until_ns=state.now_ns + _allowed_ms(start) * 1_000_000,
     )
     holder.grants[key] = grant
     host = state.hosts[holder.host]
@@ -89,6 +91,11 @@ def started(state: State, holder: Incarnation, number: int, start: m.Start) -> N
     state.timers.set(("backstop", action_id), state.now_ns + allowed_ms * 1_000_000)
 
 
+def _allowed_ms(start: m.Start) -> int:
+    """What an executor that works takes at most."""
+    return start.timeout_ms + limits.KILL_BUDGET_MS + (limits.BLOB_MS_MAX if start.payload_blob else 0)
+
+
 def _take_gpus(state: State, host: Host, grant: Grant, start: m.Start) -> None:
     observe_gpus(host, state.now_ns)
     holder = state.incarnations[grant.incarnation]
@@ -110,10 +117,14 @@ def _take_quota(state: State, name: str, tokens: int) -> None:
 
 
 def refill(state: State, name: str) -> None:
-    """Tokens whose interval is over come back, and somebody has to look when the next are."""
+    """Tokens whose interval is over come back. From behaviour 7 on every step does that; before, somebody had to look when the
+    next were due."""
     quota = state.quotas.get(name)
-    due_ns = quota.refill(state.now_ns) if quota is not None else None
-    if due_ns is not None:
+    if quota is None:
+        return
+    if state.behaviour >= 7:
+        quota.refill(state.now_ns, GUARD_NS)
+    elif (due_ns := quota.refill(state.now_ns)) is not None:
         state.timers.set(("quota", (name,)), due_ns)
 
 
@@ -131,7 +142,7 @@ def _occupy(state: State, grant: Grant, session: Session | None) -> None:
     grant.session = session
 
 
-def completed(state: State, holder: Incarnation | None, action_id: ActionId, result: m.Result) -> None:
+def completed(state: State, holder: Incarnation | None, action_id: ActionId, result: m.Result, spent: dict[str, int]) -> None:
     """One item of ActionsFinished: the answer of the incarnation that had the attempt, and the outcome if it is the first
     with the right nonce, whoever wrote it. The sandbox of a successful session.open keeps what was granted."""
     action = state.actions.get(action_id)
@@ -149,6 +160,9 @@ def completed(state: State, holder: Incarnation | None, action_id: ActionId, res
             else:  # nobody wants this sandbox any more
                 state.owed.ends[(holder.id, action_id)] = "its opening had ended otherwise"
         else:
+            for name in grant.quotas:
+                if name in spent:
+                    state.quotas[name].correct(grant.started_ns, grant.amounts[name], spent[name])
             release(state, grant)
     if action is not None and accepted:
         if grant is not None:
@@ -223,24 +237,40 @@ def returned(state: State, holder: Incarnation, item: m.Returned) -> None:
         return
     action = state.actions.get(action_id)
     current = action is not None and action.phase is Phase.DECIDED and action.attempt == item.attempt
+    retry_after_ms = min(item.retry_after_ms, limits.REFUSED_MS_MAX)
+    if retry_after_ms:
+        for name in grant.quotas:
+            state.quotas[name].refuse(grant.started_ns, state.now_ns, retry_after_ms * 1_000_000)
     release(state, grant)
     units_back(state, grant)
     if action is None or not current:
         return
     state.timers.cancel(("backstop", action_id))
-    action.refusals += 1
+    if not item.failed:
+        action.refusals += 1
     if action.cancelled:
         owe(state, action, Outcome.CANCELLED)
     elif action.session is not None and action.session.phase >= SessionPhase.ENDING:
         owe(state, action, Outcome.ENVIRONMENT_LOST, detail="the session ended before the action started")
+    elif item.failed and (action.spec.retry != "safe" or action.attempt >= limits.ATTEMPTS_MAX):
+        owe(state, action, Outcome.ERROR, ErrorReason.UPSTREAM, item.reason)
     elif action.refusals >= _REFUSALS_MAX:
-        owe(state, action, Outcome.ERROR, "internal", f"refused {action.refusals} times, last: {item.reason}")
+        why = f"refused {action.refusals} times, last: {item.reason}"
+        if retry_after_ms:
+            owe(state, action, Outcome.REJECTED, RejectReason.OVER_LIMIT, why, retry_after_ms=retry_after_ms)
+        else:
+            owe(state, action, Outcome.ERROR, ErrorReason.INTERNAL, why)
     else:
-        again(state, action)
+        action.attempt += item.failed
+        again(state, action, retry_after_ms)
 
 
-def again(state: State, action: Action) -> None:
-    """Puts a decided action back into its queue."""
+def again(state: State, action: Action, after_ms: int = 0) -> None:
+    """Puts a decided action back into its queue, at once or after some time."""
     action.incarnation = ""
     state.timers.set(("deadline", action.id), action.submitted_ns + action.spec.deadline_ms * 1_000_000)
-    enqueue(state, action)
+    if after_ms and action.session is None:
+        move(action, Phase.WAITING)
+        state.timers.set(("again", action.id), state.now_ns + after_ms * 1_000_000)
+    else:
+        enqueue(state, action)

@@ -129,13 +129,15 @@ def legal_chunks(demand: Demand) -> tuple[int, ...]:
 
 
 def charge(state: State, action: Action) -> dict[str, Demand]:
-    """What starting this action would be charged, by resource: its cost, changed by reservations."""
+    """What starting this action would be charged, by resource: its cost, changed by reservations, and with what its service takes
+    besides."""
     cost = action.spec.cost
     if action.session is not None and action.session.cores:
         return {name: demand for name, demand in cost.items() if name != "cpu"} if "cpu" in cost else cost
     if action.opens is not None and POLICIES[state.policy].reserves:
         return {**cost, "cpu": Demand(low=setting(state, "static_units") * MILLI)}
-    return cost
+    service = action.spec.service
+    return state.service_costs[service] | cost if service and service in state.service_costs else cost
 
 
 def curve_of(state: State, action: Action, prior: Hint) -> Curve:

@@ -381,15 +381,11 @@ class SchedulerService:
         gc.freeze()
 
     def _until_tick_s(self) -> float:
-        """Seconds until the next tick: one a second, earlier for a due timer, at most 20 a second."""
+        """Seconds until the next tick (see `State.next_tick_ns`). Log time has gone on since we last read."""
         now_s = time.monotonic()
-        since_tick_s = now_s - self._last_tick_s
-        until_s = limits.TICK_NS / 1e9 - since_tick_s
-        due_ns = self.state.timers.next_due_ns()
-        if due_ns is not None:
-            timer_s = (due_ns - self.state.now_ns) / 1e9 - (now_s - self._last_read_s)
-            until_s = min(until_s, max(timer_s, limits.TIMER_GRAIN_NS / 1e9 - since_tick_s))
-        return max(until_s, 0.0)
+        now_ns = self.state.now_ns + round((now_s - self._last_read_s) * 1e9)
+        last_ns = now_ns - round((now_s - self._last_tick_s) * 1e9)
+        return max(self.state.next_tick_ns(last_ns) - now_ns, 0) / 1e9
 
     def _wait_s(self) -> float:
         if self.state.seq < self._written_seq or not self.state.wants_ticks:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
+from tangram import limits
 from tangram import messages as m
 from tangram.outcomes import Outcome
 from tangram.scheduler.cores import MILLI, CorePool
@@ -14,9 +15,11 @@ from tangram.scheduler.quotas import QuotaPool
 from tangram.scheduler.ready import Order, ReadyQueue
 from tangram.scheduler.timers import Timers
 
-BEHAVIOUR = 6
+BEHAVIOUR = 7
 """Version of what `step` and `plan` decide; a leader's record has it, and a log is decided as its leader's version did. It rises
-when the same log would be decided otherwise. 6: on GPUs, those whose weights are there go before those who would evict them."""
+when the same log would be decided otherwise. 6: on GPUs, those whose weights are there go before those who would evict them.
+7: what was taken of a quota comes back when log time says so, and not with the next timer, and a guard later; what a lost
+executor holds of one comes back when what it ran must have ended."""
 BEHAVIOUR_OLDEST = 5
 """The oldest that is still decided as it was."""
 
@@ -92,6 +95,8 @@ class Grant:
     """What makes room for it. Its executor may not have read that yet."""
     quotas: tuple[str, ...] = ()
     """Names among the amounts that are quotas, of which it holds a place."""
+    until_ns: int = 0
+    """When it must have ended, if its executor works: its time-out and the budget for killing it are over."""
     session: "Session | None" = None
     """The session the attempt runs in; no other action of it starts before this one's units are back."""
 
@@ -334,6 +339,8 @@ class State:
     uses: dict[str, Use] = field(default_factory=dict)
     """By service, in the order of their last use; at most limits.SERVICES_MAX."""
     quotas: dict[str, QuotaPool] = field(default_factory=dict)
+    service_costs: dict[str, dict[str, m.Demand]] = field(default_factory=dict)
+    """By service, what an action on it takes besides what it names itself, as last announced; at most limits.SERVICES_MAX."""
     timers: Timers = field(default_factory=Timers)
     owed: Owed = field(default_factory=Owed)
 
@@ -345,4 +352,18 @@ class State:
     @property
     def wants_ticks(self) -> bool:
         """Also while tokens are out: log time has to go on for them to come back."""
-        return bool(self.actions or self.sessions or self.owed) or any(pool.taken for pool in self.quotas.values())
+        return bool(self.actions or self.sessions or self.owed) or any(pool.is_out(self.now_ns) for pool in self.quotas.values())
+
+    def next_tick_ns(self, last_ns: int) -> int:
+        """When the next tick is due, in log time, if the last was at last_ns: one a second, earlier for a timer, and for a quota
+        while somebody waits, but at most every TIMER_GRAIN_NS and QUOTA_GRAIN_NS."""
+        found = last_ns + limits.TICK_NS
+        due_ns = self.timers.next_due_ns()
+        if due_ns is not None:
+            found = min(found, max(due_ns, last_ns + limits.TIMER_GRAIN_NS))
+        if self.queues:
+            for pool in self.quotas.values():
+                due_ns = pool.next_ns(self.now_ns)
+                if due_ns is not None:
+                    found = min(found, max(due_ns, last_ns + limits.QUOTA_GRAIN_NS))
+        return found

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Final
 
-from tangram import limits, subjects
 from tangram import messages as m
+from tangram import subjects
 from tangram.errors import TangramError
 from tangram.scheduler.compose import Outgoing, compose
 from tangram.scheduler.fold import Record, step
@@ -92,15 +92,12 @@ class Leader:
             self._on_read(each)
 
     def next_tick_ns(self) -> int | None:
-        """When the next tick is due: one a second, earlier for a due timer, at most 20 a second; None if none is wanted."""
+        """When the next tick is due (see `State.next_tick_ns`); None if none is wanted."""
         state, now_ns = self._log.state, self._clock.now_ns
         if not state.wants_ticks:
             return None
-        tick_ns = self._last_tick_ns + limits.TICK_NS
-        due_ns = state.timers.next_due_ns()
-        if due_ns is not None:
-            tick_ns = min(tick_ns, max(now_ns + due_ns - state.now_ns, self._last_tick_ns + limits.TIMER_GRAIN_NS))
-        return max(tick_ns, now_ns)
+        behind_ns = now_ns - state.now_ns
+        return max(state.next_tick_ns(self._last_tick_ns - behind_ns) + behind_ns, now_ns)
 
     def tick(self) -> None:
         self._last_tick_ns = self._clock.now_ns

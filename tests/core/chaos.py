@@ -45,6 +45,8 @@ QUOTAS: Final[tuple[dict[str, m.Quota], ...]] = (
     {"q": m.Quota(concurrency=1), "r": m.Quota(tokens=10, interval_ms=5_000)},
     {"r": m.Quota(tokens=10, interval_ms=1_500), "q": m.Quota(concurrency=3, tokens=4, interval_ms=20_000)},
     {"r": m.Quota(tokens=4, interval_ms=5_000)},
+    {"q": m.Quota(requests=3, interval_ms=5_000), "r": m.Quota(requests=2, tokens=9, interval_ms=3_000)},
+    {"q": m.Quota(requests=4, interval_ms=8_000, burst=2), "r": m.Quota(concurrency=2, requests=5, interval_ms=700, burst=5)},
 )
 QUOTA_DEMANDS: Final = (
     {"q": m.Demand(low=0)},
@@ -359,7 +361,8 @@ class Chaos:
     def give_back(self) -> None:
         worker = self.worker(lambda w: w.alive and bool(w.running))
         if worker is not None:
-            worker.give_back(self.pick(list(worker.running)))
+            after_ms, failed = (self.pick((1, 900, 30_000)), False) if self.chance(40) else (0, self.chance(40))
+            worker.give_back(self.pick(list(worker.running)), "busy", after_ms, failed=failed)
             self._send(worker)
 
     def end_session(self) -> None:

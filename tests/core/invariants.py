@@ -7,6 +7,7 @@ from tangram import limits
 from tangram.messages import Demand
 from tangram.scheduler.cores import cores_of, mask_of
 from tangram.scheduler.policies import POLICIES, setting
+from tangram.scheduler.quotas import GUARD_NS
 from tangram.scheduler.state import Action, ActionId, GrantKey, Host, HostKey, Incarnation, Part, Phase, SessionPhase, State
 from tangram.scheduler.window import Window
 from tests.core.world import World
@@ -58,6 +59,7 @@ def check_places(state: State) -> None:
             places[action.id] += 1
         assert (action.id in state.owed.rulings) == (action.phase is Phase.OWED), f"{action.id}: {action.phase.name}"
     places.update(list(state.owed.rulings))
+    places.update(key for _, keys in state.timers.pending() for kind, key in keys if kind == "again")
     assert places == Counter(list(state.actions)), f"in no place or in two: {places} {state.actions.keys()}"
 
 
@@ -210,7 +212,7 @@ def check_quotas(world: World) -> None:
         assert pool.taken == sorted(pool.taken, key=lambda each: each[0])
         counted = sum(amount for _, amount in world.tokens[name])
         assert pool.out >= counted, f"{name}: {pool.out} tokens out, {counted} counted"
-        late_ns = pool.limit.interval_ms * 1_000_000 + limits.TIMER_GRAIN_NS
+        late_ns = pool.limit.interval_ms * 1_000_000 + GUARD_NS
         assert all(at_ns + late_ns > state.now_ns for at_ns, _ in pool.taken), f"{name}: tokens do not come back"
 
 
@@ -223,6 +225,9 @@ def check_quotas_of(world: World, window: Window) -> None:
         if sum(taken) and pool.limit.tokens:
             out = sum(amount for _, amount in world.tokens[name])
             assert out + sum(taken) <= pool.limit.tokens, f"{name}: {out} tokens within its interval, {taken} taken"
+        if taken and pool.limit.requests and not pool.limit.burst:
+            made = len(world.requests[name])
+            assert made + len(taken) <= pool.limit.requests, f"{name}: {made} requests within its interval, {len(taken)} start"
 
 
 def check_truth(world: World) -> None:
@@ -530,7 +535,7 @@ def is_idle(state: State, holder: Incarnation, action: Action) -> bool:
     host = state.hosts[holder.host]
     free = _free(state, host)
     for name in action.spec.cost.keys() & state.quotas.keys():
-        free[name] = (1 << 40) if state.quotas[name].fits(action.spec.cost[name].low) else -1
+        free[name] = (1 << 40) if state.quotas[name].fits(action.spec.cost[name].low, state.now_ns) else -1
     left = part(state, host, action.id.task) - host.parts.get(action.id.task, Part()).amounts.get("cpu", 0)
     if not fits(action, min(left, host.pool.free(holder.cores_mask).bit_count() * WHOLE), free, state):
         return False

@@ -5,8 +5,9 @@ from random import Random
 from tangram import messages as m
 from tangram.outcomes import Outcome
 from tangram.scheduler.checkpoint import dump, load
-from tangram.scheduler.state import ActionId, Phase
-from tests.core.world import Worker, World
+from tangram.scheduler.state import ActionId, GrantKey, Phase
+from tests.core import invariants
+from tests.core.world import MS, SECOND, Worker, World
 
 TOKENS = m.Quota(tokens=10, interval_ms=5_000)
 
@@ -54,6 +55,23 @@ def test_a_place_comes_back_with_every_kind_of_end() -> None:
     assert begun(world) == [following.n]
 
 
+def test_a_place_of_a_host_that_never_comes_back_is_free_when_what_it_ran_must_have_ended() -> None:
+    """Its cores stay held for ever; what it has outside does not."""
+    world, worker = limited(m.Quota(concurrency=1))
+    world.submit(cpu=1_000, api=0, timeout_ms=60_000)
+    world.decide()
+    world.join("f", host="h2")
+    following = world.submit(api=0)
+    world.lose(worker)
+    world.state = load(dump(world.state))
+    world.pass_time(64.9)
+    assert begun(world) == [], "its time-out and the budget for killing it"
+    world.pass_time(0.1)
+    assert begun(world) == [following.n]
+    assert world.state.hosts[worker.host].pool.used
+    invariants.check(world)
+
+
 def test_tokens_come_back_an_interval_after_they_were_taken_in_log_time() -> None:
     world, _ = limited(TOKENS)
     world.submit(api=6)
@@ -62,16 +80,16 @@ def test_tokens_come_back_an_interval_after_they_were_taken_in_log_time() -> Non
     world.submit(api=4)
     assert len(begun(world)) == 1
     third = world.submit(api=5)
-    world.pass_time(2.9)
-    assert begun(world) == [], "4.9 s after the first"
-    world.pass_time(0.1)
+    world.pass_time(3)
+    assert begun(world) == [], "5 s after the first, whose request may have been underway for longer than this would be"
+    world.pass_time(0.025)
     assert begun(world) == [third.n]
     fourth = world.submit(api=6)
     world.pass_time(1.9)
     assert begun(world) == []
     world.pass_time(0.1)
     assert begun(world) == [], "4 are back, 5 are out"
-    world.pass_time(3)
+    world.pass_time(3.1)
     assert begun(world) == [fourth.n]
 
 
@@ -83,7 +101,7 @@ def test_log_time_goes_on_until_tokens_are_back_though_nothing_is_open() -> None
     worker.finish(action)
     assert not world.state.actions
     assert world.state.wants_ticks
-    world.pass_time(5)
+    world.pass_time(5.1)
     assert world.state.quotas["api"].out == 0
     assert not world.state.wants_ticks
     later = world.submit(api=10)
@@ -123,7 +141,7 @@ def test_the_smaller_does_not_overtake_the_larger() -> None:
     large, small = world.submit(api=5), world.submit(api=1)
     world.decide()
     assert begun(world) == []
-    world.pass_time(5)
+    world.pass_time(5.1)
     assert begun(world) == [large.n, small.n]
 
 
@@ -171,7 +189,7 @@ def test_a_limit_lowered_below_what_somebody_takes_lets_the_others_through() -> 
     world.decide()
     large, small = world.submit(api=15), world.submit(api=5)
     world.set_quotas({"api": TOKENS})
-    world.pass_time(5)
+    world.pass_time(5.1)
     assert begun(world) == [small.n]
     assert world.phase(large) is Phase.READY
     world.set_quotas({"api": m.Quota(tokens=20, interval_ms=5_000)})
@@ -207,7 +225,7 @@ def test_a_quota_that_is_set_again_knows_what_was_taken_of_it() -> None:
         world.set_quotas({})
         world.set_quotas({"api": both})
         assert begun(world) == [], "its tokens are out"
-        world.pass_time(5)
+        world.pass_time(5.1)
         assert begun(world) == [following.n]
 
 
@@ -230,7 +248,7 @@ def test_an_interval_that_changes_counts_for_what_is_out() -> None:
     world.submit(api=10)
     world.decide()
     action = world.submit(api=1)
-    world.pass_time(5)
+    world.pass_time(5.1)
     assert begun(world) == []
     world.set_quotas({"api": TOKENS})
     assert begun(world) == [action.n]
@@ -263,7 +281,206 @@ def test_a_checkpoint_carries_places_and_tokens() -> None:
     world.state = load(dump(world.state))
     following = world.submit(api=1)
     assert begun(world) == []
-    world.pass_time(5)
+    world.pass_time(5.1)
     assert begun(world) == [following.n]
     worker.finish(ActionId(*action))
     assert world.state.quotas["api"].in_use == 1
+
+
+# --- requests ----------------------------------------------------------------------------------------------------
+
+
+def test_requests_and_tokens_and_places_of_one_pool() -> None:
+    world, worker = limited(m.Quota(concurrency=3, requests=4, tokens=10, interval_ms=5_000))
+    for tokens in (1, 1, 1):
+        world.submit(api=tokens)
+    assert len(begun(world)) == 3
+    fourth, fifth = world.submit(api=7), world.submit(api=0)
+    assert begun(world) == [], "no place"
+    worker.answer_all()
+    assert begun(world) == [fourth.n], "four requests, ten tokens"
+    worker.answer_all()
+    assert begun(world) == []
+    world.pass_time(5.1)
+    assert begun(world) == [fifth.n]
+
+
+def test_a_bucket_never_gets_more_than_it_holds_and_nearly_all_of_that() -> None:
+    """However much the ways of requests differ, within the guard."""
+    rate, burst = 50, 5
+    for seed in range(5):
+        random = Random(seed)
+        world, worker = limited(m.Quota(requests=rate, interval_ms=1_000, burst=burst))
+        for _ in range(1_200):
+            world.submit(api=0, deadline_ms=600_000)
+        started: list[int] = []
+        while world.state.now_ns < 20 * SECOND:
+            started += [world.state.now_ns for _ in world.decide()]
+            worker.answer_all()
+            world.after(random.choice((1, 5, 20, 20, 20)))
+            world.tick()
+        arrived = sorted(at_ns + random.randrange(25 * MS) for at_ns in started)
+        level, last_ns = float(burst), 0
+        for at_ns in arrived:
+            level = min(burst, level + (at_ns - last_ns) * rate / SECOND) - 1
+            last_ns = at_ns
+            assert level >= 0, f"the provider refuses at {at_ns}"
+        assert len(arrived) >= 0.95 * rate * 20
+
+
+def test_log_time_has_steps_that_are_fine_enough_for_a_bucket_only_while_somebody_waits() -> None:
+    world, worker = limited(m.Quota(requests=50, interval_ms=1_000, burst=3))
+    world.submit(api=0)
+    world.decide()
+    worker.answer_all()
+    now_ns = world.state.now_ns
+    assert world.state.next_tick_ns(now_ns) == now_ns + SECOND
+    for _ in range(3):
+        world.submit(api=0)
+    world.decide()
+    assert world.state.next_tick_ns(now_ns) <= now_ns + 30 * MS
+
+
+# --- refusals ----------------------------------------------------------------------------------------------------
+
+
+def test_a_refusal_makes_the_pool_smaller_and_the_action_comes_again_with_its_attempt_unused() -> None:
+    world, worker = limited(m.Quota(concurrency=8))
+    actions = [world.submit(api=0) for _ in range(12)]
+    assert len(begun(world)) == 8
+    for action in actions[:8]:  # on their way together: one refusal
+        worker.refuse(action, 3_000)
+    assert begun(world) == [action.n for action in actions[8:]], "half of it, and those who were refused wait"
+    assert world.phase(actions[0]) is Phase.WAITING
+    worker.answer_all()
+    world.pass_time(3.1)
+    assert begun(world) == [action.n for action in actions[:4]]
+    assert world.state.actions[actions[0]].attempt == 1
+    worker.answer_all()
+    world.pass_time(5)
+    assert begun(world) == [action.n for action in actions[4:8]]
+    assert world.state.quotas["api"].share_at(world.state.now_ns) == 1_000_000
+
+
+def test_a_provider_that_refuses_everything_is_left_alone_for_as_long_as_it_says() -> None:
+    world, worker = limited(m.Quota(concurrency=8))
+    for _ in range(100):
+        world.submit(api=0)
+    asked = 0
+    for _ in range(60):
+        for start in world.decide():
+            asked += 1
+            worker.refuse(ActionId("t", "c", start.n), 10_000)
+        world.pass_time(0.2)
+    assert asked <= 8 + 4 + 2 + 1 + 4, "12 s: halved until nothing is left, then tried again"
+
+
+def test_refusals_are_bounded_and_say_when_to_come_again() -> None:
+    world, worker = limited(m.Quota(concurrency=1))
+    action = world.submit(api=0)
+    for _ in range(20):
+        world.pass_time(4)
+        world.decide()
+        worker.refuse(action, 2_000)
+    world.decide()
+    result = world.result(action)
+    assert result is not None
+    assert (result.outcome, result.reason, result.retry_after_ms) == ("rejected", "over_limit", 2_000)
+
+
+def test_what_waits_after_a_refusal_can_be_cancelled_and_expires() -> None:
+    world, worker = limited(m.Quota(concurrency=2))
+    first, second = world.submit(api=0), world.submit(api=0, deadline_ms=2_000)
+    world.decide()
+    worker.refuse(first, 60_000)
+    worker.refuse(second, 60_000)
+    world.state = load(dump(world.state))
+    world.cancel(first)
+    assert world.outcome(first) == "cancelled"
+    world.pass_time(3)
+    assert world.outcome(second) == "expired"
+    world.pass_time(60)
+    assert not world.state.actions
+    assert begun(world) == []
+
+
+def test_a_live_change_ends_what_refusals_have_done() -> None:
+    world, worker = limited(m.Quota(concurrency=4))
+    for _ in range(3):
+        refused = world.submit(api=0)
+        world.decide()
+        worker.refuse(refused, 60_000)
+        world.pass_time(1)
+    waits = world.submit(api=0)
+    assert begun(world) == [], "hardly anything was used of it, and that was refused"
+    world.set_quotas({"api": m.Quota(concurrency=5)})
+    assert begun(world) == [waits.n]
+
+
+def test_a_failure_that_may_be_tried_again_takes_an_attempt() -> None:
+    for retry, attempts in (("safe", 3), ("never", 1)):
+        world, worker = limited(m.Quota(concurrency=1))
+        action = world.submit(api=0, retry=retry)
+        for number in range(attempts):
+            (start,) = world.decide()
+            assert start.attempt == number + 1
+            worker.refuse(action, failed=True)
+        world.decide()
+        result = world.result(action)
+        assert result is not None
+        assert (result.outcome, result.reason, result.detail) == ("error", "upstream", "busy")
+        assert world.state.quotas["api"].in_use == 0
+
+
+# --- what was really taken ---------------------------------------------------------------------------------------
+
+
+def test_tokens_are_corrected_by_what_the_answer_says() -> None:
+    world, worker = limited(TOKENS)
+    small, large = world.submit(api=8), world.submit(api=2)
+    world.decide()
+    worker.finish(small, spent={"api": 3})
+    assert world.state.quotas["api"].out == 5
+    worker.finish(large, spent={"api": 20})
+    assert world.state.quotas["api"].out == 23
+    following = world.submit(api=1)
+    assert begun(world) == []
+    world.pass_time(5.1)
+    assert begun(world) == [following.n]
+    assert world.state.quotas["api"].out == 1
+
+
+def test_a_correction_that_comes_after_the_interval_changes_nothing() -> None:
+    world, worker = limited(TOKENS)
+    action = world.submit(api=8)
+    world.decide()
+    world.pass_time(6)
+    worker.finish(action, spent={"api": 100})
+    assert world.state.quotas["api"].out == 0
+
+
+# --- endpoints ---------------------------------------------------------------------------------------------------
+
+
+def test_what_an_endpoint_takes_is_charged_whoever_calls_it() -> None:
+    world = World()
+    world.lead(quotas={"api": m.Quota(requests=2, tokens=10, interval_ms=5_000)})
+    search = m.Service(cost={"api": 1, "calls": 1})
+    world.join("e", key="api", nodes=[], services={"search": search}, calls=100)
+    world.join("f", key="api", nodes=[], services={"search": search, "judge": m.Service(cost={"calls": 1})}, host="h2", calls=2)
+    first = world.submit(key="api", service="search")
+    more = world.submit(key="api", service="search", api=9)
+    waits = world.submit(key="api", service="search")
+    judge, second = (world.submit(key="api", service="judge") for _ in range(2))
+    starts = {start.n: start for start in world.decide()}
+    assert starts.keys() == {first.n, more.n, judge.n}
+    assert starts[first.n].amounts == {"api": 1, "calls": 1}
+    assert starts[more.n].amounts == {"api": 9, "calls": 1}
+    assert world.state.incarnations["i2"].grants.keys() == {GrantKey(more, 1), GrantKey(judge, 1)}, "only it serves that"
+    assert world.phase(waits) is Phase.READY
+    assert world.phase(second) is Phase.READY, "two calls at a time there"
+    unknown = world.submit(key="api", service="news")
+    world.decide()
+    result = world.result(unknown)
+    assert result is not None
+    assert (result.outcome, result.detail) == ("rejected", "no executor serves news")

@@ -236,7 +236,14 @@ class Worker:
         self.world.weigh(self.host)
         return True
 
-    def _result(self, start: m.Start, outcome: Outcome, nonce: bytes | None = None, run_ns: int = 0) -> None:
+    def _result(
+        self,
+        start: m.Start,
+        outcome: Outcome,
+        nonce: bytes | None = None,
+        run_ns: int = 0,
+        spent: dict[str, int] | None = None,
+    ) -> None:
         used = start.nonce if nonce is None else nonce
         result = m.Result(nonce=used, attempt=start.attempt, outcome=outcome, run_ns=run_ns)
         message = m.ActionsFinished(
@@ -246,10 +253,18 @@ class Worker:
             ids=[start.n],
             results=[m.encode(result)],
             outputs=[b""],
+            spent=[(start.n, spent)] if spent else [],
         )
         self.outbox.append((subjects.completions(start.task, start.client), message))
 
-    def end(self, key: GrantKey, outcome: Outcome = Outcome.OK, nonce: bytes | None = None, run_ns: int = 0) -> None:
+    def end(
+        self,
+        key: GrantKey,
+        outcome: Outcome = Outcome.OK,
+        nonce: bytes | None = None,
+        run_ns: int = 0,
+        spent: dict[str, int] | None = None,
+    ) -> None:
         """What it runs has ended, and the outcome is on its way."""
         start = self.running.pop(key).start
         if start.kind == "session.open" and outcome is Outcome.OK:
@@ -259,7 +274,7 @@ class Worker:
         session = ActionId(start.task, start.client, start.session)
         if start.session and (outcome is Outcome.ENVIRONMENT_LOST or (start.kind == "session.close" and outcome is Outcome.OK)):
             self._remove(session)
-        self._result(start, outcome, nonce, run_ns)
+        self._result(start, outcome, nonce, run_ns, spent)
 
     def _free(self, start: m.Start) -> None:
         """A program's own memory ends with it; the weights of a service stay."""
@@ -273,13 +288,20 @@ class Worker:
         if made is not None:
             self._free(made)
 
-    def give_back(self, key: GrantKey, reason: str = "busy") -> None:
-        """It never began this one."""
+    def give_back(self, key: GrantKey, reason: str = "busy", retry_after_ms: int = 0, *, failed: bool = False) -> None:
+        """It never began this one; or it failed, and may be tried again."""
         running = self.running.pop(key)
         self._free(running.start)
         action = key.action
         item = m.Returned(
-            task=action.task, client=action.client, n=action.n, attempt=key.attempt, number=running.number, reason=reason
+            task=action.task,
+            client=action.client,
+            n=action.n,
+            attempt=key.attempt,
+            number=running.number,
+            reason=reason,
+            retry_after_ms=retry_after_ms,
+            failed=failed,
         )
         self.say(m.ActionsReturned(incarnation=self.incarnation, k=self._k(), returned=[item]))
 
@@ -297,17 +319,19 @@ class Worker:
 
     # --- shorthand for readable tests ---
 
-    def finish(self, action: ActionId, outcome: Outcome = Outcome.OK, run_ns: int = 0) -> None:
+    def finish(
+        self, action: ActionId, outcome: Outcome = Outcome.OK, run_ns: int = 0, spent: dict[str, int] | None = None
+    ) -> None:
         """Reads all, ends the one attempt of this action that it runs, and says so."""
         self.read()
         (key,) = [k for k in self.running if k.action == action]
-        self.end(key, outcome, run_ns=run_ns)
+        self.end(key, outcome, run_ns=run_ns, spent=spent)
         self.send()
 
-    def refuse(self, action: ActionId) -> None:
+    def refuse(self, action: ActionId, retry_after_ms: int = 0, *, failed: bool = False) -> None:
         self.read()
         (key,) = [k for k in self.running if k.action == action]
-        self.give_back(key)
+        self.give_back(key, "busy", retry_after_ms, failed=failed)
         self.send()
 
     def answer_all(self) -> None:
@@ -357,6 +381,9 @@ class World:
         """Of each GPU of a host."""
         self.tokens: dict[str, list[tuple[int, int]]] = {}
         """By quota: (log time, tokens) of the starts within its interval, as a provider counts them."""
+        self.requests: dict[str, list[int]] = {}
+        """The same for requests that are counted by intervals."""
+        self._interval_ms: dict[str, int] = {}
         self.garbage = 0
         self.stories: list[str] = []
         """All that the core has said it did."""
@@ -386,11 +413,17 @@ class World:
                     pool = self.state.quotas.get(name)
                     if pool is not None and pool.limit.tokens:
                         self.tokens.setdefault(name, []).append((self.state.now_ns, amount))
+                    if pool is not None and pool.limit.requests and not pool.limit.burst:
+                        self.requests.setdefault(name, []).append(self.state.now_ns)
         kept: dict[str, list[tuple[int, int]]] = {}
         for name, pool in self.state.quotas.items():
-            since_ns = self.state.now_ns - pool.limit.interval_ms * MS
+            # Until a message that changes the interval, time went on under the old one.
+            interval_ms = min(pool.limit.interval_ms, self._interval_ms.get(name, pool.limit.interval_ms))
+            since_ns = self.state.now_ns - interval_ms * MS
             kept[name] = [(at_ns, amount) for at_ns, amount in self.tokens.get(name, []) if at_ns > since_ns]
+            self.requests[name] = [at_ns for at_ns in self.requests.get(name, []) if at_ns > since_ns]
         self.tokens = kept
+        self._interval_ms = {name: pool.limit.interval_ms for name, pool in self.state.quotas.items()}
 
     def _note_story(self) -> None:
         for line in self.state.story:

@@ -104,6 +104,8 @@ VALUES: Final[dict[str, msgspec.Struct]] = {
     "FileRead.large": m.FileRead(path="a/b", size_max=1 << 26),
     "Score.least": m.Score(batch=b""),
     "Score.full": m.Score(batch=b"\x92\x01\x02"),
+    "Call.least": m.Call(),
+    "Call.full": m.Call(arguments=b"\x81\xa1q\x01", body=b"{}", content_type="application/json"),
     "SessionOpen.least": m.SessionOpen(),
     "SessionOpen.full": m.SessionOpen(image="python:3.12", env={"B": "2", "A": "1"}),
     "SessionClose.least": m.SessionClose(),
@@ -144,9 +146,11 @@ VALUES: Final[dict[str, msgspec.Struct]] = {
     "Service.least": m.Service(),
     "Service.full": SERVICE,
     "Service.seen": m.Service(restored_us=((1, 5),), is_replicated=True, units=(1, 2), idle_value_ppm=3),
+    "Service.endpoint": m.Service(cost={"search": 1, "calls": 1}),
     "Resident.full": m.Resident(service="s", gpus=(2, 3)),
     "Quota.least": m.Quota(),
     "Quota.full": m.Quota(concurrency=2, tokens=3, interval_ms=1_000),
+    "Quota.bucket": m.Quota(requests=50, interval_ms=1_000, burst=5),
     "LeaderStarted.quotas": m.LeaderStarted(leader="l", behaviour=3, policy="tangram", quotas={"q": m.Quota(tokens=1)}),
     "Settings.quotas": m.Settings(epoch=1, quotas={}),
     "Start.gpus": m.Start(
@@ -162,6 +166,7 @@ VALUES: Final[dict[str, msgspec.Struct]] = {
     "ExecutorDraining.least": m.ExecutorDraining(incarnation="e-1", k=2),
     "Returned.least": m.Returned(task="t", client="c", n=7, attempt=2, number=3),
     "Returned.full": RETURNED_FULL,
+    "Returned.failed": m.Returned(task="t", client="c", n=7, attempt=2, number=3, reason="500", failed=True),
     "SessionEnded.least": m.SessionEnded(task="t", client="c", session=7),
     "SessionEnded.full": ENDED_FULL,
     "ActionsReturned.least": m.ActionsReturned(incarnation="e-1", k=2),
@@ -171,6 +176,7 @@ VALUES: Final[dict[str, msgspec.Struct]] = {
     "Result.full": RESULT_FULL,
     "Output.least": m.Output(),
     "Output.full": OUTPUT_FULL,
+    "ActionsFinished.spent": m.ActionsFinished(ids=[], results=[], outputs=[], spent=[(7, {"judge": 812})]),
     "ActionsFinished.least": m.ActionsFinished(ids=[], results=[], outputs=[]),
     "ActionsFinished.full": m.ActionsFinished(
         executor="e",
@@ -278,6 +284,12 @@ VALUES: Final[dict[str, msgspec.Struct]] = {
     "Result.same": m.Result(nonce=NONCE, outcome=Outcome.OK, same_as=3, at_seq=8),
     "OutputChunk.least": m.OutputChunk(n=7, stream="stderr", data=b"\xff"),
     "OutputChunk.full": m.OutputChunk(n=7, stream="stderr", offset=3, data=b"\xff"),
+    "Response.least": m.Response(status=200),
+    "Response.full": m.Response(status=404, content_type="text/plain", body=b"\xff"),
+    "Control.least": m.Control(),
+    "Control.full": m.Control(quotas={"b": m.Quota(concurrency=1)}, without=["a"]),
+    "Controlled.least": m.Controlled(),
+    "Controlled.full": m.Controlled(error="e"),
 }  # fmt: skip
 
 SUBJECTS: Final[dict[str, tuple[type[msgspec.Struct], ...]]] = {
@@ -295,13 +307,16 @@ SUBJECTS: Final[dict[str, tuple[type[msgspec.Struct], ...]]] = {
 
 DECODERS: Final[dict[str, tuple[Any, tuple[type[msgspec.Struct], ...]]]] = {
     "spec": (m.decode_spec, (m.ActionSpec,)),
-    "payload": (m.decode_payload, (m.Run, m.FileWrite, m.FileRead, m.SessionOpen, m.SessionClose, m.Noop, m.Score)),
+    "payload": (m.decode_payload, (m.Run, m.FileWrite, m.FileRead, m.SessionOpen, m.SessionClose, m.Noop, m.Score, m.Call)),
     "result": (m.decode_result, (m.Result,)),
     "output": (m.decode_output, (m.Output,)),
     "ask": (m.decode_ask, (m.Ask,)),
     "answer": (m.decode_answer, (m.Answer,)),
     "heartbeat": (m.decode_heartbeat, (m.Heartbeat,)),
     "chunk": (m.decode_chunk, (m.OutputChunk,)),
+    "response": (m.decode_response, (m.Response,)),
+    "control": (m.decode_control, (m.Control,)),
+    "controlled": (m.decode_controlled, (m.Controlled,)),
     "checkpoint-ended": (m.decode_checkpoint_ended, (m.CheckpointEnded,)),
     "checkpoint-payloads": (m.decode_checkpoint_payloads, (m.CheckpointPayloads,)),
 }
