@@ -53,6 +53,15 @@ class ScoreError(TangramError):
         super().__init__(f"the batch was not scored: {result}")
 
 
+class CallError(TangramError):
+    """A call did not end well. Attribute: result, the Result of the action; its outcome says why, and its `response` is what was
+    answered, if anything was."""
+
+    def __init__(self, result: "Result") -> None:
+        self.result = result
+        super().__init__(f"the call failed: {result}")
+
+
 class ClientClosed(TangramError):
     """The client was closed while the action was open; the action itself goes on and can be read by its id, unless the client
     was made with `cancel_on_disconnect`."""

@@ -109,8 +109,9 @@ class LocalStack:
     """Broker, streams, scheduler and executors in `folder`; an async context manager.
 
     policy, settings, shares, quotas (as for its command): of the scheduler. executors: how many on this machine's cores;
-    gpu_arguments: of one on its GPUs, if there is to be one. nats: use this broker instead of an embedded one. cores: how many of
-    this machine's cores to offer; 0 for all. max_bytes: of streams, where not as declared.
+    gpu_arguments, api_arguments: of one on its GPUs, and of one that calls endpoints, if there is to be one. nats: use this
+    broker instead of an embedded one. cores: how many of this machine's cores to offer; 0 for all. max_bytes: of streams, where
+    not as declared.
     """
 
     def __init__(
@@ -130,6 +131,7 @@ class LocalStack:
         scheduler_arguments: Sequence[str] = (),
         executor_arguments: Sequence[str] = (),
         gpu_arguments: Sequence[str] = (),
+        api_arguments: Sequence[str] = (),
         verbose: bool = False,
     ) -> None:
         self.folder = folder
@@ -144,6 +146,7 @@ class LocalStack:
         self._scheduler_arguments = list(scheduler_arguments)
         self._executor_arguments = list(executor_arguments)
         self._gpu_arguments = list(gpu_arguments)
+        self._api_arguments = list(api_arguments)
         self._verbose = ["--verbose"] if verbose else []
         self._started = 0
 
@@ -174,6 +177,8 @@ class LocalStack:
             await self.start_executor()
         if self._gpu_arguments:
             await self.start_gpu_executor(*self._gpu_arguments)
+        if self._api_arguments:
+            await self.start_api_executor(*self._api_arguments)
 
     async def start_scheduler(self) -> RoleProcess:
         arguments = ["scheduler", "--policy", self.policy, *self._verbose]
@@ -195,6 +200,10 @@ class LocalStack:
     async def start_gpu_executor(self, *arguments: str) -> RoleProcess:
         """Arguments as for `tangram executor gpu`."""
         return await self._executor("gpu", arguments)
+
+    async def start_api_executor(self, *arguments: str) -> RoleProcess:
+        """Arguments as for `tangram executor api`."""
+        return await self._executor("api", arguments)
 
     async def _executor(self, kind: str, arguments: Sequence[str]) -> RoleProcess:
         self._started += 1

@@ -15,6 +15,8 @@ _PAYLOAD_OF: Final = {
 }
 GPU_CHUNKS: Final = (1, 2, 4, 8)
 """GPUs are given in aligned groups of these sizes, as they are linked."""
+HOST_RESOURCES: Final = ("cpu", "gpu", "memory")
+"""What a host has: no quota can have one of these names."""
 _NEEDS_SESSION: Final = frozenset({"session.close", "file.write", "file.read"})
 
 

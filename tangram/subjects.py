@@ -11,6 +11,8 @@ STREAM: Final = "TANGRAM"
 BLOBS: Final = "TANGRAM_BLOBS"
 LEADER: Final = "tangram.decisions.leader"
 CLOCK: Final = "tangram.decisions.clock"
+CONTROL: Final = "tangram.control"
+"""Not stored: asks the leader to change what it is configured by."""
 CLIENT_HEARTBEATS: Final = "tangram.heartbeats.*.*"
 """Filter for those of all clients; an executor's have a token less."""
 ALL_BUT_LEADER: Final = (

@@ -23,19 +23,19 @@ class Mailbox(Generic[T]):
     def put(self, item: T, size: int) -> None:
         self._items.append(item)
         self.bytes_held += size
-        self._wake()
+        self.wake()
 
     def fail(self, error: BrokerError) -> None:
         """What is held can still be taken; after that `take` raises `error`, again and again."""
         self._error = error
-        self._wake()
+        self.wake()
 
     async def take(self, timeout_s: float | None = None) -> list[T]:
         """Returns all there is, waiting for the first item; [] after `timeout_s`. Cancelling or timing out loses nothing."""
         if not self._items and self._error is None:
             loop = asyncio.get_running_loop()
             waiter = self._waiter = loop.create_future()
-            timer = loop.call_later(timeout_s, self._wake) if timeout_s is not None else None
+            timer = loop.call_later(timeout_s, self.wake) if timeout_s is not None else None
             try:
                 await waiter
             finally:
@@ -48,6 +48,7 @@ class Mailbox(Generic[T]):
         self.bytes_held = 0
         return items
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Lets who waits return, with nothing if there is nothing."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)

@@ -80,6 +80,10 @@ class LogReader:
             self._pull.top_up()
         return messages
 
+    def wake(self) -> None:
+        """Lets `batch` return at once."""
+        self._mailbox.wake()
+
     def expect(self, seq: int) -> None:
         """Says that message `seq` is stored (its acknowledgement was seen), so it has to arrive within EXPECT_S."""
         if seq >= self.next_seq and self._expected_seq < self.next_seq:

@@ -58,6 +58,16 @@ def add_gpus(command: argparse.ArgumentParser) -> None:
     )
 
 
+def add_endpoints(command: argparse.ArgumentParser, *, required: bool = False) -> None:
+    command.add_argument("--endpoints", type=Path, metavar="FILE", required=required, help="TOML: what can be called, by name")
+    command.add_argument("--calls", type=positive, default=256, metavar="N", help="at the same time (default: 256)")
+
+
+def endpoint_arguments(given: argparse.Namespace) -> list[str]:
+    """Those of `add_endpoints`, again; none if nothing can be called."""
+    return ["--endpoints", str(given.endpoints), "--calls", str(given.calls)] if given.endpoints is not None else []
+
+
 def gpu_arguments(given: argparse.Namespace) -> list[str]:
     """Those of `add_gpus`, again; none if no executor on GPUs is asked for."""
     found: list[str] = []
@@ -116,36 +126,60 @@ def shares(pairs: list[str]) -> dict[str, int]:
 
 
 def add_quota(command: argparse.ArgumentParser) -> None:
-    help_ = "so many at a time (0: any number), and so many tokens in any SECONDS, of what actions name by NAME; repeatable"
-    command.add_argument("--quota", action="append", default=[], metavar="NAME=CONCURRENCY[,TOKENS/SECONDS]", help=help_)
+    help_ = f"a limit of something outside, over all hosts; repeatable. RULES: {QUOTA_RULES}"
+    command.add_argument("--quota", action="append", default=[], metavar="NAME=RULES", help=help_)
 
 
-_QUOTA: Final = re.compile(r"([A-Za-z0-9_-]{1,64})=([0-9]{1,12})(?:,([0-9]{1,12})/([0-9]{1,6}(?:\.[0-9]{1,3})?))?")
+QUOTA_RULES: Final = "concurrency:N, requests:N/SECONDS, burst:N, tokens:N/SECONDS, any of them with commas between"
+_QUOTA_RULE: Final = re.compile(r"(?:(concurrency|burst|requests|tokens):)?([0-9]{1,12})(?:/([0-9]{1,6}(?:\.[0-9]{1,3})?))?")
 
 
 def quotas(texts: list[str]) -> "dict[str, m.Quota]":
     """Raises ConfigError for what is no quota, or a name that stands there twice or is a resource of hosts."""
-    from tangram import messages as m
+    from tangram.rules import HOST_RESOURCES
 
     found: dict[str, m.Quota] = {}
     for text in texts:
-        match = _QUOTA.fullmatch(text)
-        if match is None:
-            raise ConfigError(f"--quota {text}: must be NAME=CONCURRENCY or NAME=CONCURRENCY,TOKENS/SECONDS")
-        name, concurrency, tokens, seconds = match.groups()
+        name, is_there, rules = text.partition("=")
+        if not is_there or re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name) is None:
+            raise ConfigError(f"--quota {text}: must be NAME=RULES: {QUOTA_RULES}")
         if name in found:
             raise ConfigError(f"--quota {text}: {name} has a quota already")
-        if name in ("cpu", "gpu", "memory"):
+        if name in HOST_RESOURCES:
             raise ConfigError(f"--quota {text}: {name} is a resource of hosts")
-        if tokens == "0":
-            raise ConfigError(f"--quota {text}: leave the tokens out if they are not limited")
-        interval_ms = round(float(seconds) * 1e3) if seconds else 60_000
-        if not 1 <= interval_ms <= limits.DEADLINE_MS_MAX:
-            raise ConfigError(f"--quota {text}: the interval must be 0.001 to {limits.DEADLINE_MS_MAX // 1000} seconds")
-        found[name] = m.Quota(concurrency=int(concurrency), tokens=int(tokens or 0), interval_ms=interval_ms)
+        found[name] = quota(f"--quota {text}", rules)
     if len(found) > limits.QUOTAS_MAX:
         raise ConfigError(f"--quota: must be at most {limits.QUOTAS_MAX}")
     return found
+
+
+def quota(where: str, rules: str) -> "m.Quota":
+    """A plain number is the concurrency, a plain N/SECONDS are tokens. Raises ConfigError, which begins with `where`."""
+    from tangram import messages as m
+
+    found: dict[str, int] = {}
+    for rule in rules.split(","):
+        match = _QUOTA_RULE.fullmatch(rule.strip())
+        if match is None:
+            raise ConfigError(f"{where}: {rule!r} is none of {QUOTA_RULES}")
+        kind, amount, seconds = match.groups()
+        kind = kind or ("tokens" if seconds else "concurrency")
+        if (kind in ("tokens", "requests")) != bool(seconds):
+            raise ConfigError(f"{where}: {kind} {'take /SECONDS' if not seconds else 'takes no /SECONDS'}")
+        if kind in found:
+            raise ConfigError(f"{where}: {kind} stands there twice")
+        if amount == "0" and kind != "concurrency":
+            raise ConfigError(f"{where}: leave the {kind} out if they are not limited")
+        found[kind] = int(amount)
+        if seconds:
+            interval_ms = round(float(seconds) * 1e3)
+            if not 1 <= interval_ms <= limits.DEADLINE_MS_MAX:
+                raise ConfigError(f"{where}: the interval must be 0.001 to {limits.DEADLINE_MS_MAX // 1000} seconds")
+            if found.setdefault("interval_ms", interval_ms) != interval_ms:
+                raise ConfigError(f"{where}: requests and tokens must have one interval; two quotas can have two")
+    if "burst" in found and "requests" not in found:
+        raise ConfigError(f"{where}: burst goes with requests")
+    return m.Quota(**found)
 
 
 def add_range(command: argparse.ArgumentParser) -> None:

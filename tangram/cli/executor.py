@@ -1,4 +1,4 @@
-"""`tangram executor cpu`, `tangram executor gpu`."""
+"""`tangram executor cpu`, `tangram executor gpu`, `tangram executor api`."""
 
 import argparse
 import asyncio
@@ -39,6 +39,10 @@ def add_to(commands: "Commands") -> None:
     _add_common(gpu)
     common.add_gpus(gpu)
     gpu.set_defaults(handler=handle, run=_run_gpu)
+    api = kinds.add_parser("api", help="requests to declared endpoints")
+    _add_common(api)
+    common.add_endpoints(api, required=True)
+    api.set_defaults(handler=handle, run=_run_api)
 
 
 def _add_common(command: argparse.ArgumentParser) -> None:
@@ -119,6 +123,18 @@ async def _run_gpu(given: argparse.Namespace) -> int:
     except Failed as failed:
         print(f"tangram: {failed}", file=sys.stderr)
         return 2
+
+
+async def _run_api(given: argparse.Namespace) -> int:
+    from tangram.executors.api import declared
+
+    endpoints = declared.load(given.endpoints)
+    try:
+        from tangram.executors.api.backend import ApiBackend
+    except ImportError as error:
+        raise ConfigError(f"an executor of kind api needs the extra tangram[api]: {error}") from None
+    config = _config(given, key="api", capacity={declared.CALLS: given.calls})
+    return await _serve(given, config, lambda _: ApiBackend(endpoints))
 
 
 def _gpu_ids(text: str | None) -> set[int] | None:

@@ -22,9 +22,24 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"tangram {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     # Imported here, so that `tangram --version` and the roles do not load what they do not use.
-    from tangram.cli import bench, demo, doctor, executor, models, replay, run, scheduler, simulate, status, streams, up, why
+    from tangram.cli import (
+        bench,
+        demo,
+        doctor,
+        executor,
+        models,
+        quota,
+        replay,
+        run,
+        scheduler,
+        simulate,
+        status,
+        streams,
+        up,
+        why,
+    )
 
-    for module in (demo, up, run, status, models, replay, why, doctor, simulate, streams, scheduler, executor, bench):
+    for module in (demo, up, run, status, quota, models, replay, why, doctor, simulate, streams, scheduler, executor, bench):
         module.add_to(commands)
     return top
 

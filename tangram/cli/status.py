@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tangram import messages as m
 from tangram import roles, subjects
-from tangram.cli import common
+from tangram.cli import common, quota
 
 if TYPE_CHECKING:
     from tangram.broker import Broker
@@ -101,6 +101,7 @@ def summary(state: "State", answers: bool) -> dict[str, object]:
         "admission_closed": state.admission_closed,
         "hosts": hosts,
         "lost_incarnations": lost,
+        "quotas": quota.summary(state),
         "skipped_messages": state.skipped,
     }
 
@@ -129,4 +130,7 @@ def _text(found: dict[str, object]) -> str:
     assert isinstance(lost, list)
     for each in lost:
         lines.append(f"lost       {each['executor']} ({each['incarnation']}) may still use the units of {each['held']} attempts")
+    quotas = found["quotas"]
+    assert isinstance(quotas, dict)
+    lines += [f"quota      {line}" for line in quota.text_of(quotas).splitlines() if quotas]
     return "\n".join(lines)

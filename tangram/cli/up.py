@@ -29,6 +29,7 @@ def add_to(commands: "Commands") -> None:
     common.add_seed_models(command)
     common.add_sandbox(command)
     common.add_gpus(command)
+    common.add_endpoints(command)
     command.add_argument("--executors", type=common.positive, default=1, metavar="N")
     command.add_argument("--cores", type=common.positive, default=None, metavar="N", help="cores to offer (default: all)")
     command.set_defaults(handler=handle)
@@ -65,6 +66,7 @@ async def _run(given: argparse.Namespace) -> int:
         scheduler_arguments=["--seed-models", str(given.seed_models)] if given.seed_models is not None else [],
         executor_arguments=common.sandbox_arguments(given),
         gpu_arguments=common.gpu_arguments(given),
+        api_arguments=common.endpoint_arguments(given),
         verbose=given.verbose,
     )
     stop = asyncio.Event()

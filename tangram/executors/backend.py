@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from msgspec import Struct
 
-from tangram.messages import FileRead, FileWrite, Output, Resident, Run, Score, Service, SessionOpen
+from tangram.messages import Call, FileRead, FileWrite, Output, Resident, Run, Score, Service, SessionOpen
 from tangram.outcomes import Outcome, RejectReason
 
 
@@ -49,7 +49,9 @@ class Ended(Struct, frozen=True, kw_only=True):
     exit_code: of the program; -N if signal N ended it; None where there was no program. startup_ns: from the call of
     `run` to the program's start; run_ns: from there to the end of its main process. session_lost: the session is gone.
     unkillable: a process of the action is still alive after SIGKILL and the kill budget, so its units are in use.
-    not_begun: the host has no descriptors or processes left, and nothing was started: the action can be decided again.
+    not_begun: the host has no descriptors or processes left, or nobody could be reached, and nothing was started: the action
+    can be decided again. retry_after_ms: who was asked refuses more for so long. failed: it was begun, failed, and may be tried
+    again. spent: tokens by quota that it really took.
     """
 
     outcome: Outcome
@@ -64,6 +66,9 @@ class Ended(Struct, frozen=True, kw_only=True):
     session_lost: bool = False
     unkillable: bool = False
     not_begun: bool = False
+    retry_after_ms: int = 0
+    failed: bool = False
+    spent: Mapping[str, int] = {}
 
 
 OnOutput = Callable[[str, bytes], None]
@@ -71,13 +76,7 @@ OnOutput = Callable[[str, bytes], None]
 
 
 class NoModels:
-    """For back ends that run programs only."""
-
-    async def begin(self) -> None:
-        """Nothing has to be made."""
-
-    def services(self) -> dict[str, Service]:
-        return {}
+    """For back ends that have none."""
 
     async def score(
         self,
@@ -90,6 +89,23 @@ class NoModels:
         timeout_ms: int,
     ) -> Ended:
         return Ended(outcome=Outcome.REJECTED, reason=RejectReason.INVALID, detail="this executor serves no models")
+
+
+class NoCalls:
+    """For back ends that call nobody."""
+
+    async def call(self, key: ActionKey, attempt: int, nonce: bytes, payload: Call, endpoint: str, *, timeout_ms: int) -> Ended:
+        return Ended(outcome=Outcome.REJECTED, reason=RejectReason.INVALID, detail="this executor calls nobody")
+
+
+class NoServices(NoModels, NoCalls):
+    """For back ends that run programs only."""
+
+    async def begin(self) -> None:
+        """Nothing has to be made."""
+
+    def services(self) -> dict[str, Service]:
+        return {}
 
 
 class NoPrograms:
@@ -120,8 +136,8 @@ _NO_PROGRAMS = Ended(outcome=Outcome.REJECTED, reason=RejectReason.INVALID, deta
 
 
 class Backend(Protocol):
-    """Runs actions: programs, or batches on models. All methods belong to one event loop; none raises for what an action or its
-    session did."""
+    """Runs actions: programs, batches on models, or calls. All methods belong to one event loop; none raises for what an action
+    or its session did."""
 
     name: str
     unkillable: set[ActionKey]
@@ -131,7 +147,7 @@ class Backend(Protocol):
         """Before it joins. May raise what ends the executor."""
 
     def services(self) -> dict[str, Service]:
-        """The models that it serves, as they are to be announced now."""
+        """The models or endpoints that it serves, as they are to be announced now."""
 
     async def score(
         self,
@@ -144,6 +160,9 @@ class Backend(Protocol):
         timeout_ms: int,
     ) -> Ended:
         """Scores a batch; `output.data` is a MessagePack array of numbers."""
+
+    async def call(self, key: ActionKey, attempt: int, nonce: bytes, payload: Call, endpoint: str, *, timeout_ms: int) -> Ended:
+        """Sends a request; `output.data` is a `Response`. nonce: the action's, the same at each attempt."""
 
     async def open(self, key: SessionKey, payload: SessionOpen, grant: Grant) -> Ended:
         """Makes a session; `grant.memory_mib` is held until it ends. ok, rejected or error."""

@@ -5,6 +5,7 @@ are numbered from 1; what follows a hole is held until the hole is filled by red
 reordering can start an action twice or overtake a cancel.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -42,11 +43,12 @@ class CloseSession(NamedTuple):
 
 
 class Finish(NamedTuple):
-    """Report an outcome."""
+    """Report an outcome, and the tokens of quotas that it really took."""
 
     action: ActionKey
     result: m.Result
     output: m.Output | None
+    spent: Mapping[str, int] | None = None
 
 
 class Return(NamedTuple):
@@ -170,16 +172,25 @@ class ExecutorCore:
         self.running[attempt] = start
         return [Begin(start, attempt, number)]
 
-    def refused(self, attempt: Attempt, number: int, reason: str) -> list[Instruction]:
-        """An attempt could not be begun on this host just now. Raises KeyError if it was not running."""
-        return [self._return(self.running.pop(attempt), number, reason)]
+    def refused(
+        self, attempt: Attempt, number: int, reason: str, *, retry_after_ms: int = 0, failed: bool = False
+    ) -> list[Instruction]:
+        """An attempt could not be begun on this host just now, or failed and may be tried again. Raises KeyError if it was not
+        running."""
+        return [self._return(self.running.pop(attempt), number, reason, retry_after_ms, failed)]
 
     def ended(
-        self, attempt: Attempt, result: m.Result, output: m.Output | None, *, session_lost: bool = False
+        self,
+        attempt: Attempt,
+        result: m.Result,
+        output: m.Output | None,
+        *,
+        session_lost: bool = False,
+        spent: Mapping[str, int] | None = None,
     ) -> list[Instruction]:
         """An attempt that was begun has ended. Raises KeyError if it was not running."""
         start = self.running.pop(attempt)
-        instructions: list[Instruction] = [self._finish(start, result, output)]
+        instructions: list[Instruction] = [self._finish(start, result, output, spent)]
         if start.kind == "session.open":
             if result.outcome is Outcome.OK:
                 self.sessions[SessionKey(start.task, start.client, start.n)] = None
@@ -190,13 +201,25 @@ class ExecutorCore:
         return instructions
 
     @staticmethod
-    def _return(start: m.Start, number: int, reason: str) -> Return:
-        item = m.Returned(task=start.task, client=start.client, n=start.n, attempt=start.attempt, number=number, reason=reason)
-        return Return(item)
+    def _return(start: m.Start, number: int, reason: str, retry_after_ms: int = 0, failed: bool = False) -> Return:
+        return Return(
+            m.Returned(
+                task=start.task,
+                client=start.client,
+                n=start.n,
+                attempt=start.attempt,
+                number=number,
+                reason=reason,
+                retry_after_ms=retry_after_ms,
+                failed=failed,
+            )
+        )
 
     @staticmethod
-    def _finish(start: m.Start, result: m.Result, output: m.Output | None = None) -> Finish:
-        return Finish(ActionKey(start.task, start.client, start.n), result, output)
+    def _finish(
+        start: m.Start, result: m.Result, output: m.Output | None = None, spent: Mapping[str, int] | None = None
+    ) -> Finish:
+        return Finish(ActionKey(start.task, start.client, start.n), result, output, spent)
 
     def session_closed(self, session: SessionKey, reason: str) -> list[Instruction]:
         self.sessions.pop(session, None)

@@ -1,11 +1,11 @@
 """The back end that runs nothing: for measuring the path of an action without a program at its end."""
 
-from tangram.executors.backend import ActionKey, Ended, Grant, NoModels, NoPrograms, SessionKey
+from tangram.executors.backend import ActionKey, Ended, Grant, NoPrograms, NoServices, SessionKey
 from tangram.messages import SessionOpen
 from tangram.outcomes import Outcome
 
 
-class NoBackend(NoPrograms, NoModels):
+class NoBackend(NoPrograms, NoServices):
     """Opens and closes sessions that are names only, and refuses whatever would need a program or a file."""
 
     name = "none"

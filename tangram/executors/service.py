@@ -25,10 +25,11 @@ from tangram.broker import (
 )
 from tangram.errors import NewerVersion
 from tangram.executors import core as c
-from tangram.executors.backend import Backend, Ended, Grant, SessionKey
+from tangram.executors.backend import Backend, Ended, SessionKey
 from tangram.executors.large import Large
 from tangram.executors.live import live_output
 from tangram.executors.outbox import Outbox
+from tangram.executors.perform import perform
 from tangram.executors.presence import Claim, DeadIncarnation, claim, find_dead, host_identity
 from tangram.outcomes import ErrorReason, Outcome, RejectReason
 from tangram.rules import broken_payload_rule
@@ -315,8 +316,8 @@ class _Life:
             match instruction:
                 case c.Begin(start, attempt, number):
                     self._tasks[attempt] = asyncio.get_running_loop().create_task(self._attempt(start, attempt, number))
-                case c.Finish(action, result, output):
-                    outbox.finish(action, result, output)
+                case c.Finish(action, result, output, spent):
+                    outbox.finish(action, result, output, spent)
                 case c.Kill(attempt):
                     self._kill(attempt, self._tasks[attempt])
                 case c.CloseSession(session):
@@ -345,7 +346,7 @@ class _Life:
         self._entered.add(attempt)
         try:
             ended = await self._run(start, attempt)
-            if ended.not_begun:
+            if (ended.not_begun or ended.failed) and not ended.retry_after_ms:
                 await asyncio.sleep(limits.REFUSAL_S)
                 if attempt in self._killed:
                     ended = Ended(outcome=Outcome.CANCELLED)
@@ -375,15 +376,18 @@ class _Life:
         self._entered.discard(attempt)
         if self._ending and attempt in self._killed:
             return
-        if ended.not_begun:
+        if ended.not_begun or ended.failed:
             if not self._refusing:  # one line for all that is given back until something runs again
                 log.warning("what is decided is given back: %s", ended.detail)
             self._refusing = True
-            self._perform(self.core.refused(attempt, number, ended.detail[: limits.DETAIL_LENGTH_MAX]))
+            reason = ended.detail[: limits.DETAIL_LENGTH_MAX]
+            given_back = self.core.refused(attempt, number, reason, retry_after_ms=ended.retry_after_ms, failed=ended.failed)
+            self._perform(given_back)
             return
         self._refusing = False
         output = ended.output if ended.output != _NO_OUTPUT else None
-        self._perform(self.core.ended(attempt, self._result(start, attempt, ended), output, session_lost=ended.session_lost))
+        result = self._result(start, attempt, ended)
+        self._perform(self.core.ended(attempt, result, output, session_lost=ended.session_lost, spent=ended.spent))
         self._killed.discard(attempt)
 
     def _result(self, start: m.Start, attempt: c.Attempt, ended: Ended) -> m.Result:
@@ -409,7 +413,8 @@ class _Life:
             if isinstance(payload, Ended):
                 return payload
             before_ns = time.monotonic_ns() - called_ns
-            ended = await self._run_payload(start, attempt, payload)
+            on_output = live_output(self.broker, start)
+            ended = await perform(self.backend, start, attempt, payload, on_output)
             return await self._large.stored(start, replace(ended, startup_ns=ended.startup_ns + before_ns))
 
     async def _payload(self, start: m.Start, attempt: c.Attempt) -> m.Payload | Ended:
@@ -435,49 +440,6 @@ class _Life:
             return Ended(outcome=Outcome.REJECTED, reason=RejectReason.INVALID, detail=broken)
         return payload
 
-    async def _run_payload(self, start: m.Start, attempt: c.Attempt, payload: m.Payload) -> Ended:
-        backend = self.backend
-        # A fraction is charged as such; whole cores, and the cores that a session has reserved, are all its own.
-        millicores = min(start.amounts.get("cpu", 1000), 1000) * len(start.cores)
-        grant = Grant(cores=start.cores, millicores=millicores, memory_mib=start.amounts.get("memory", 0))
-        session = SessionKey(start.task, start.client, start.session) if start.session else None
-        if isinstance(payload, m.Run):
-            return await backend.run(
-                attempt.action,
-                attempt.attempt,
-                session,
-                payload,
-                grant,
-                timeout_ms=start.timeout_ms,
-                env={"TRACEPARENT": start.traceparent} if start.traceparent else {},
-                on_output=live_output(self.broker, start) if payload.stream else None,
-            )
-        if isinstance(payload, m.Score):
-            return await backend.score(
-                attempt.action, payload, start.service, start.gpus, start.evicts, timeout_ms=start.timeout_ms
-            )
-        if isinstance(payload, m.Noop):
-            return _NOOP
-        return await self._timed(start, payload, grant, session)
-
-    async def _timed(self, start: m.Start, payload: m.Payload, grant: Grant, session: SessionKey | None) -> Ended:
-        """What is no program: it has no time-out and no run time of its own. Raises TimeoutError."""
-        backend = self.backend
-        started_ns = time.monotonic_ns()
-        async with asyncio.timeout(start.timeout_ms / 1e3):
-            match payload:
-                case m.SessionOpen():
-                    ended = await backend.open(SessionKey(start.task, start.client, start.n), payload, grant)
-                case m.SessionClose() if session is not None:
-                    ended = await backend.close(session)
-                case m.FileWrite() if session is not None:
-                    ended = await backend.write(session, payload)
-                case m.FileRead() if session is not None:
-                    ended = await backend.read(session, payload)
-                case _:
-                    return Ended(outcome=Outcome.REJECTED, reason=RejectReason.INVALID, detail="session: needs one")
-        return replace(ended, run_ns=time.monotonic_ns() - started_ns)
-
     async def _close_session(self, session: SessionKey) -> None:
         await self._clear(session)
         self._perform(self.core.session_closed(session, "closed"))
@@ -495,4 +457,3 @@ class _Life:
 
 
 _NO_OUTPUT = m.Output()
-_NOOP = Ended(outcome=Outcome.OK)

@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar, Unpack
 from tangram import limits
 from tangram.errors import ClientClosed
 from tangram.producers.client import Client
-from tangram.producers.options import RunOptions, ScoreOptions, SessionOptions, SessionRunOptions
+from tangram.producers.options import CallOptions, RunOptions, ScoreOptions, SessionOptions, SessionRunOptions
 from tangram.producers.request import Units
 from tangram.producers.result import Result
 from tangram.producers.session import Session
@@ -92,6 +92,10 @@ class BlockingClient:
     def score(self, service: str, batch: Sequence[object], **options: Unpack[ScoreOptions]) -> list[float]:
         """See `Client.score`."""
         return self._wait(self._connected.score(service, batch, **options))
+
+    def call(self, endpoint: str, arguments: Mapping[str, object] | None = None, **options: Unpack[CallOptions]) -> Any:
+        """See `Client.call`."""
+        return self._wait(self._connected.call(endpoint, arguments, **options))
 
     @contextmanager
     def session(self, **options: Unpack[SessionOptions]) -> "Iterator[BlockingSession]":

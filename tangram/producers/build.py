@@ -11,7 +11,16 @@ from tangram import messages as m
 from tangram.errors import InvalidRequest
 from tangram.observe.trace import current_traceparent
 from tangram.producers import request
-from tangram.producers.options import DEADLINE_S, IDLE_TTL_S, STARTUP_S, TIMEOUT_S, RunOptions, ScoreOptions, SessionOptions
+from tangram.producers.options import (
+    DEADLINE_S,
+    IDLE_TTL_S,
+    STARTUP_S,
+    TIMEOUT_S,
+    CallOptions,
+    RunOptions,
+    ScoreOptions,
+    SessionOptions,
+)
 from tangram.rules import GPU_CHUNKS
 from tangram.subjects import token
 
@@ -124,6 +133,32 @@ def scoring(
     )
     made = replace(made, service=token(service, "service"), cost={**made.cost, "gpu": demand})
     return made, m.Score(batch=request.batch(items))
+
+
+def calling(
+    endpoint: str, arguments: Mapping[str, object] | None, trace_id: str, **options: Unpack[CallOptions]
+) -> tuple[m.ActionSpec, m.Call]:
+    """A request to an endpoint. Raises InvalidRequest."""
+    unknown = options.keys() - CallOptions.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"call() takes no {', '.join(sorted(unknown))}: see tangram.producers.options.CallOptions")
+    made = spec(
+        trace_id,
+        kind=options.get("kind", "call"),
+        timeout=options.get("timeout", TIMEOUT_S),
+        deadline=options.get("deadline", DEADLINE_S),
+        retry=options.get("retry", "safe"),
+        duration=options.get("duration"),
+        traceparent=options.get("traceparent"),
+        key=options.get("key", ""),
+        quotas=options.get("quotas"),
+    )
+    payload = m.Call(
+        arguments=request.arguments(arguments),
+        body=request.content("body", options.get("body", b"")),
+        content_type=options.get("content_type", ""),
+    )
+    return replace(made, service=token(endpoint, "endpoint")), payload
 
 
 def opening(trace_id: str, **options: Unpack[SessionOptions]) -> tuple[m.ActionSpec, m.SessionOpen]:

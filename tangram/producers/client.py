@@ -8,20 +8,20 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Hashable, Sequence
+from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Final, Self, Unpack
+from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from tangram import limits, subjects
 from tangram import messages as m
 from tangram.broker import Broker, BrokerError, BrokerTimeout, BrokerUnavailable, Delivery, GroupedPublisher, PubAck
 from tangram.config import broker_url
-from tangram.errors import ClientClosed, InvalidRequest, ScoreError
+from tangram.errors import CallError, ClientClosed, InvalidRequest, ScoreError
 from tangram.outcomes import ErrorReason, Outcome
 from tangram.producers import build, request
 from tangram.producers.large import Large
-from tangram.producers.options import OnOutput, RunOptions, ScoreOptions, SessionOptions
+from tangram.producers.options import CallOptions, OnOutput, RunOptions, ScoreOptions, SessionOptions
 from tangram.producers.pending import Ledger, Pending, republished, size_bytes
 from tangram.producers.presence import beat, instance_at
 from tangram.producers.recall import Recall, checked_key, number_of
@@ -262,6 +262,24 @@ class Client:
     async def scored(self, service: str, batch: Sequence[object], **options: Unpack[ScoreOptions]) -> Result:
         """As `score`, but returns how it ended, whatever that was; `data` is a MessagePack array of the scores."""
         return await self.perform(*build.scoring(service, batch, self._trace_id, **options), key="gpu")
+
+    async def call(self, endpoint: str, arguments: Mapping[str, object] | None = None, **options: Unpack[CallOptions]) -> Any:
+        """What an endpoint answers: parsed if it is JSON, else a text, else bytes. Options: see `CallOptions`.
+
+        Raises CallError if it was not asked, or did not answer with success; InvalidRequest, ClientClosed, and as `run` for what
+        is too large for the log.
+        """
+        result = await self.called(endpoint, arguments, **options)
+        response = result.response
+        if not result.ok or response is None:
+            raise CallError(result)
+        return response.content
+
+    async def called(
+        self, endpoint: str, arguments: Mapping[str, object] | None = None, **options: Unpack[CallOptions]
+    ) -> Result:
+        """As `call`, but returns how it ended, whatever that was; `response` is what was answered, if anything was."""
+        return await self.perform(*build.calling(endpoint, arguments, self._trace_id, **options), key="api")
 
     @asynccontextmanager
     async def session(self, **options: Unpack[SessionOptions]) -> AsyncIterator[Session]:

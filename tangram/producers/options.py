@@ -66,6 +66,24 @@ class ScoreOptions(TypedDict, total=False):
     quotas: Mapping[str, int] | None
 
 
+class CallOptions(TypedDict, total=False):
+    """body: what is sent as it is, instead of the arguments as JSON; content_type: of it. timeout: seconds for the answer.
+    retry: "safe" (the default) asks again if the executor is lost or the endpoint fails, where the endpoint is declared
+    idempotent; what is not is never sent twice. quotas: tokens, beside or instead of what the endpoint is declared to take; the
+    others: as of a program (`RunOptions`)."""
+
+    body: bytes | str
+    content_type: str
+    timeout: float
+    deadline: float
+    retry: Literal["never", "safe"]
+    duration: float | None
+    kind: str
+    traceparent: str | None
+    key: str
+    quotas: Mapping[str, int] | None
+
+
 class SessionOptions(TypedDict, total=False):
     """image: of the sandbox. memory: held as long as the session lives. env: of all its programs. idle_ttl: seconds without an
     action after which it is closed. deadline: seconds to wait for it. timeout: seconds to make it. key: of your own; while the

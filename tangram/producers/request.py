@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from tangram import limits
 from tangram import messages as m
 from tangram.errors import InvalidRequest
-from tangram.rules import broken_rule
+from tangram.rules import HOST_RESOURCES, broken_rule
 from tangram.subjects import token
 
 Units = int | float | tuple[int, int] | Set[int]
@@ -24,7 +24,12 @@ _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 _MILLI: Final = 1000
 _HEAVY_FIELD_BYTES: Final = 64
 """More than a field's name and the length of its bytes take."""
-_HEAVY: Final[dict[type[m.Payload], str]] = {m.Run: "stdin", m.FileWrite: "data", m.Score: "batch"}
+_HEAVY: Final[dict[type[m.Payload], str]] = {
+    m.Run: "stdin",
+    m.FileWrite: "data",
+    m.Score: "batch",
+    m.Call: "body",
+}
 """The field of a payload that can be large."""
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(|[KMGT]i?B?|[kmgt])")
 _MIB_OF: Final = {"": 1.0, "k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0 * 1024.0}
@@ -53,7 +58,7 @@ def quotas(value: object) -> dict[str, m.Demand]:
     found = {}
     for name, tokens in value.items():
         token(name, "quotas")
-        if name in ("cpu", "memory", "gpu"):
+        if name in HOST_RESOURCES:
             raise InvalidRequest("quotas", f"{name} is no quota", value)
         if isinstance(tokens, bool) or not isinstance(tokens, int) or not 0 <= tokens <= limits.AMOUNT_MAX:
             raise InvalidRequest("quotas", f"the tokens of {name} must be a whole number, 0 to {limits.AMOUNT_MAX}", tokens)
@@ -103,6 +108,18 @@ def gpus(units: Units) -> m.Demand:
     return m.Demand(
         low=demand.low // _MILLI, high=demand.high // _MILLI, legal=tuple(amount // _MILLI for amount in demand.legal)
     )
+
+
+def arguments(value: Mapping[str, object] | None) -> bytes:
+    """What a call says, as it travels. Raises InvalidRequest."""
+    if value is None:
+        return m.Call().arguments
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise InvalidRequest("arguments", "must be a dict of values by name", value)
+    try:
+        return msgspec.msgpack.encode(dict(value))
+    except _NOT_ENCODED as error:
+        raise InvalidRequest("arguments", f"cannot be sent: {error}"[: limits.DETAIL_LENGTH_MAX]) from None
 
 
 def batch(items: Sequence[object]) -> bytes:

@@ -1,8 +1,34 @@
 """What a caller gets back."""
 
+from typing import Any
+
+import msgspec
 from msgspec import Struct
 
+from tangram import messages as m
 from tangram.outcomes import Outcome
+
+
+class Response(Struct, frozen=True, kw_only=True):
+    """What an endpoint has answered. status: of HTTP. body: bytes as they were sent, decompressed."""
+
+    status: int
+    content_type: str = ""
+    body: bytes = b""
+
+    @property
+    def content(self) -> Any:
+        """The body: parsed if it says that it is JSON and is, a text if it is one, else the bytes."""
+        kind = self.content_type.partition(";")[0].strip().lower()
+        if kind == "application/json" or kind.endswith("+json"):
+            try:
+                return msgspec.json.decode(self.body)
+            except m.MALFORMED:
+                pass
+        try:
+            return self.body.decode()
+        except UnicodeDecodeError:
+            return self.body
 
 
 class Result(Struct, frozen=True, kw_only=True):
@@ -45,6 +71,17 @@ class Result(Struct, frozen=True, kw_only=True):
     def is_verdict(self) -> bool:
         """Whether a trainer may use the outcome as a signal; if not, the step is to be masked."""
         return self.outcome.is_verdict
+
+    @property
+    def response(self) -> "Response | None":
+        """What an endpoint has answered to a call; None if it has not, or if this was none."""
+        if self.exit_code is not None or not self.data:
+            return None
+        try:
+            found = m.decode_response(self.data)
+        except m.MALFORMED:
+            return None
+        return Response(status=found.status, content_type=found.content_type, body=found.body)
 
     @property
     def core_seconds(self) -> float:

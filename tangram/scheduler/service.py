@@ -33,13 +33,14 @@ from tangram.broker import (
 )
 from tangram.errors import TangramError
 from tangram.scheduler import checkpoints
-from tangram.scheduler.answers import answer
 from tangram.scheduler.compose import Outgoing, cancels_for, compose
+from tangram.scheduler.control import CannotChange, settings_for
 from tangram.scheduler.exporter import Exporter
 from tangram.scheduler.fold import Folded, Record, step
 from tangram.scheduler.keeper import Keeper
 from tangram.scheduler.payloads import Payloads
 from tangram.scheduler.policies import POLICIES
+from tangram.scheduler.questions import Questions
 from tangram.scheduler.silence import Silence
 from tangram.scheduler.state import BEHAVIOUR, ActionId, State
 from tangram.scheduler.window import Window, plan
@@ -47,8 +48,6 @@ from tangram.version import __version__
 
 log = logging.getLogger(__name__)
 
-ASK_PATIENCE_S = 10.0
-"""A question about something that this scheduler has not read yet waits this long, then it is dropped: it comes again."""
 LEAD_RETRY_S = 0.25
 SAY_S = 5.0
 """Between two words about an outage."""
@@ -115,8 +114,8 @@ class SchedulerService:
         self._own_epoch = 0
         self._unreported: list[tuple[StoredMessage, Folded]] = []
         """What was skipped while nobody led, as far as is known."""
-        self._asks: dict[str, tuple[float, Delivery, m.Ask]] = {}
-        """Questions that wait until they can be answered, the oldest first: by subject, because a client asks one at a time."""
+        self._questions = Questions(broker, lambda: self.state)
+        self._controls: list[tuple[str, m.Control]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._keeping: asyncio.Task[None] | None = None
         self._silence: Silence[str | tuple[str, str]] = Silence(config.silence_s, time.monotonic())
@@ -125,7 +124,10 @@ class SchedulerService:
 
     async def run(self) -> None:
         """Raises Superseded, NewerVersion, or BrokerError when the connection is closed for good."""
-        asks = await self.broker.subscribe("tangram.ask.*.*", self._on_ask)
+        asks = await self.broker.subscribe(
+            "tangram.ask.*.*", lambda delivery: self._questions.take(delivery, is_ready=self.leading.is_set())
+        )
+        controls = await self.broker.subscribe(subjects.CONTROL, self._on_control)
         beats = await self.broker.subscribe("tangram.heartbeats.*", self._on_heartbeat)
         client_beats = await self.broker.subscribe(subjects.CLIENT_HEARTBEATS, self._on_client_heartbeat)
         forget = self.broker.on_reconnect(self._silence.forget)
@@ -152,6 +154,8 @@ class SchedulerService:
             await client_beats.unsubscribe()
             await beats.unsubscribe()
             await asks.unsubscribe()
+            await controls.unsubscribe()
+            self._questions.close()
             await self._reader.close()
             for task in self._tasks:
                 task.cancel()
@@ -242,7 +246,8 @@ class SchedulerService:
         if self._keeping is not None and self._keeping.done():
             self._keeping.result()  # it returns never: this raises
         self._fold(await self._reader.batch(self._wait_s()))
-        self._answer_asks()
+        self._questions.answer_waiting()
+        await self._control(writer)
         if self.state.seq < self._written_seq:
             return
         writes = [*await self._window(), *self._tick(), *await self._silent(), *self._admission()]
@@ -432,43 +437,31 @@ class SchedulerService:
             log.warning("%s: %s", reason, ", ".join(who if isinstance(who, str) else "client " + "/".join(who) for who in silent))
         return [(subject, m.encode(message)) for subject, message in outgoing]
 
-    # --- questions ---------------------------------------------------------------------------------------------
+    # --- changes while it leads --------------------------------------------------------------------------------
 
-    def _on_ask(self, delivery: Delivery) -> None:
+    def _on_control(self, delivery: Delivery) -> None:
+        if self._reader is None or not delivery.reply.startswith("_INBOX.") or len(self._controls) >= limits.ASKS_WAITING_MAX:
+            return
         try:
-            ask = m.decode_ask(delivery.data)
+            self._controls.append((delivery.reply, m.decode_control(delivery.data)))
         except m.MALFORMED as error:
-            log.warning("question on %s dropped: %s", delivery.subject, error)
-            return
-        task = delivery.subject.split(".")[2]
-        # The asker has chosen it, and we may write where it may not: to the log, to the broker's own subjects.
-        if not delivery.reply.startswith(("_INBOX.", f"_INBOX_{task}.")):
-            log.warning("question on %s dropped: its answer would go to %.100r", delivery.subject, delivery.reply)
-            return
-        self._asks.pop(delivery.subject, None)  # nobody waits for that answer any more
-        if self.leading.is_set() and ask.stored_seq <= self.state.seq:
-            self._spawn(self._answer(delivery, ask))
-            return
-        self._asks[delivery.subject] = (time.monotonic() + ASK_PATIENCE_S, delivery, ask)
-        if len(self._asks) > limits.ASKS_WAITING_MAX:
-            del self._asks[next(iter(self._asks))]
+            log.warning("request on %s dropped: %s", delivery.subject, error)
+        self._reader.wake()
 
-    def _answer_asks(self) -> None:
-        now_s = time.monotonic()
-        for subject, (until_s, delivery, ask) in list(self._asks.items()):
-            if ask.stored_seq <= self.state.seq:
-                self._spawn(self._answer(delivery, ask))
-            elif until_s > now_s:
-                continue
-            del self._asks[subject]
-
-    async def _answer(self, delivery: Delivery, ask: m.Ask) -> None:
-        _, _, task, client = delivery.subject.split(".")
+    async def _control(self, writer: LeaderWriter) -> None:
+        """One change, stored and told by itself: the next is made of what it leaves."""
+        if not self._controls or self.state.seq < self._written_seq:
+            return
+        reply, control = self._controls.pop(0)
+        error = ""
         try:
-            reply = await answer(self.broker, self.state, task, client, ask)
-            await self.broker.send(delivery.reply, m.encode(reply))
-        except BrokerError as error:
-            log.warning("question on %s not answered: %s", delivery.subject, error)
+            settings = settings_for(self.state, control)
+        except CannotChange as why:
+            error = str(why)
+        else:
+            log.warning("quotas are changed: %s", ", ".join([*control.quotas, *(f"{name} goes" for name in control.without)]))
+            await self._write(writer, [(subjects.CLOCK, m.encode(settings))])
+        await self.broker.send(reply, m.encode(m.Controlled(error=error)))
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = asyncio.get_running_loop().create_task(coroutine)

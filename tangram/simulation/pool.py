@@ -58,12 +58,20 @@ class _Service(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 class DeclaredQuota(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     concurrency: Count = 0
+    requests: Count = 0
+    burst: Count = 0
     tokens: Count = 0
     interval_s: Annotated[float, Meta(ge=0.001, le=limits.DEADLINE_MS_MAX / 1_000)] = 60.0
 
     @property
     def quota(self) -> m.Quota:
-        return m.Quota(concurrency=self.concurrency, tokens=self.tokens, interval_ms=round(self.interval_s * 1_000))
+        return m.Quota(
+            concurrency=self.concurrency,
+            requests=self.requests,
+            burst=self.burst,
+            tokens=self.tokens,
+            interval_ms=round(self.interval_s * 1_000),
+        )
 
 
 class _File(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

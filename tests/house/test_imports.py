@@ -29,7 +29,8 @@ USE_INSTEAD = {
     "uvloop": "a plain function; tangram.roles starts the loop",
 }
 IMPURE_SCHEDULER = {
-    f"tangram.scheduler.{name}" for name in ("service", "answers", "payloads", "checkpoints", "keeper", "recall", "exporter")
+    f"tangram.scheduler.{name}"
+    for name in ("service", "answers", "payloads", "checkpoints", "keeper", "recall", "exporter", "questions")
 }
 PURE = {
     "tangram.messages", "tangram.subjects", "tangram.outcomes", "tangram.limits", "tangram.errors", "tangram.rules",

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from tangram import limits
 from tangram.executors.attempt import Attempts, error, invalid, lost_session
-from tangram.executors.backend import ActionKey, Ended, Grant, NoModels, OnOutput, SessionKey
+from tangram.executors.backend import ActionKey, Ended, Grant, NoServices, OnOutput, SessionKey
 from tangram.executors.cpu import environment, files, folders
 from tangram.executors.cpu.action import Action, SessionState, failed
 from tangram.executors.cpu.cgroups import GroupGrounds
@@ -33,7 +33,7 @@ BUDGET_S = limits.KILL_BUDGET_MS / 1000
 WATCH_S = 0.5
 
 
-class ProcessBackend(NoModels):
+class ProcessBackend(NoServices):
     """See `tangram.executors.backend.Backend`.
 
     Everything of this incarnation is in `folder` (root/<incarnation>) and in the control groups `paths`; `ledger` is

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from tangram import limits
 from tangram.executors.attempt import Attempts, error, invalid
-from tangram.executors.backend import ActionKey, Ended, Grant, NoModels, OnOutput, SessionKey
+from tangram.executors.backend import ActionKey, Ended, Grant, NoServices, OnOutput, SessionKey
 from tangram.executors.cpu import environment
 from tangram.executors.cpu.output import Held
 from tangram.executors.docker import files
@@ -32,7 +32,7 @@ WATCH_S: Final = 0.5
 STOP_S: Final = 15.0
 
 
-class DockerBackend(NoModels):
+class DockerBackend(NoServices):
     """See `tangram.executors.backend.Backend`.
 
     Everything of this incarnation is a container labelled with it; `leftovers.remove_incarnation` cleans up after a

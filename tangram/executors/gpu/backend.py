@@ -16,7 +16,7 @@ import msgspec
 
 from tangram import messages as m
 from tangram.executors.attempt import error, invalid
-from tangram.executors.backend import ActionKey, Ended, Grant, NoPrograms, SessionKey
+from tangram.executors.backend import ActionKey, Ended, Grant, NoCalls, NoPrograms, SessionKey
 from tangram.executors.gpu.places import Failed, Place
 from tangram.executors.gpu.workers import Nursery
 from tangram.outcomes import ErrorReason, Outcome
@@ -44,7 +44,7 @@ class Copy(NamedTuple):
     gpus: tuple[int, ...]
 
 
-class GpuBackend(NoPrograms):
+class GpuBackend(NoPrograms, NoCalls):
     """places: by service and GPU. swaps: how many copies were evicted for another. restores: of one place each."""
 
     name = "gpu"

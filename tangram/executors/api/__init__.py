@@ -1,0 +1,1 @@
+"""Executors of kind `api`: requests to declared endpoints."""
