@@ -1,4 +1,4 @@
-"""`tangram bench pipeline|scheduler|gpu|evaluation`."""
+"""`tangram bench pipeline|scheduler|gpu|api|evaluation`."""
 
 import argparse
 import json
@@ -42,6 +42,11 @@ def add_to(commands: "Commands") -> None:
     gpu.add_argument("--rounds", type=common.positive, default=9, metavar="N", help="of which the median is taken")
     gpu.add_argument("--seconds", type=common.seconds, default=10.0, metavar="S", help="of each load on the whole path")
     gpu.set_defaults(handler=_handle(_gpu))
+    api = what.add_parser("api", help="callers of a provider with a limit, beside a limiter in each worker")
+    api.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+    api.add_argument("--callers", type=common.positive, default=500, metavar="N")
+    api.add_argument("--seconds", type=common.seconds, default=20.0, metavar="S", help="measured for each row")
+    api.set_defaults(handler=_handle(_api))
     evaluation = what.add_parser("evaluation", help="the tables of docs/evaluation.md, on the virtual clock; minutes to an hour")
     evaluation.add_argument("--only", nargs="+", default=[], metavar="NAME", help="some of the tables")
     evaluation.add_argument("--quick", action="store_true", help="with far fewer trajectories, to see that all rows run")
@@ -87,6 +92,18 @@ async def _scheduler(given: argparse.Namespace) -> int:
     say(f"pure core: {found['fold_per_s']:.0f} actions/s, each submitted, decided and finished")
     if given.backlog:
         found["backlog"] = await scheduler.backlog(given.backlog, given.payload, say)
+    if given.json:
+        print(json.dumps(found))
+    return 0
+
+
+async def _api(given: argparse.Namespace) -> int:
+    try:
+        from tangram.bench import api
+    except ImportError as error:
+        raise ConfigError(f"bench api: {error.name} is not installed: pip install 'tangram[api]'") from None
+    out = sys.stderr if given.json else sys.stdout
+    found = await api.run(given.callers, given.seconds, lambda line: print(line, file=out, flush=True))
     if given.json:
         print(json.dumps(found))
     return 0

@@ -6,7 +6,7 @@ longer for one and shorter for another, so a little is kept back: intervals are 
 comes in that time is not used.
 
 A provider that refuses makes a pool smaller: to half of what was used of it, and to nothing when that falls below SHARE_MIN, for
-as long as it says; after that the pool grows by a tenth a second (additive increase, multiplicative decrease).
+as long as it says; after that the pool grows by a quarter a second (additive increase, multiplicative decrease).
 """
 
 from bisect import bisect_left
@@ -20,9 +20,13 @@ GUARD_NS: Final = 25_000_000
 """By how much the ways of two requests to their provider may differ; in an interval below a second, a fortieth of that."""
 PACE_PERCENT: Final = 101
 """Of the time between two requests that a bucket allows: what clocks and ways took of it comes back."""
+SPREAD_MS: Final = 2_000
+SPREAD_PERCENT: Final = 50
+"""Requests of an interval as short as that go a fifth of them at once, the others at twice the rate: a crowd that goes together
+is on its way for long, and meets the next one."""
 FULL: Final = 1_000_000
 SHARE_MIN: Final = FULL // 16
-RECOVERY_NS: Final = 10_000_000_000
+RECOVERY_NS: Final = 4_000_000_000
 """From nothing to all of a pool."""
 
 
@@ -48,19 +52,17 @@ class QuotaPool:
             return False
         if limit.requests and not limit.burst and len(self.taken) + more > _part(limit.requests, share):
             return False
-        if (
-            limit.requests
-            and limit.burst
-            and max(self.full_ns - now_ns, 0) + more * self._pace_ns(share) > self._bucket_ns(share)
-        ):
-            return False
+        if self._has_bucket:
+            owed_ns = max(self.full_ns - now_ns, 0) + more * self._pace_ns(share)
+            if owed_ns > self._bucket_ns(share):
+                return False
         # One that takes more than the part that is left goes when it has all of that to itself.
         return not limit.tokens or self.out + tokens <= (_part(limit.tokens, share) if self.out else limit.tokens)
 
     def take(self, tokens: int, now_ns: int) -> None:
         limit = self.limit
         self.in_use += 1
-        if limit.requests and limit.burst:
+        if self._has_bucket:
             self.full_ns = max(self.full_ns, now_ns) + self._pace_ns(self.share_at(now_ns) or SHARE_MIN)
         if (limit.tokens and tokens) or (limit.requests and not limit.burst):
             self.out += tokens
@@ -98,7 +100,7 @@ class QuotaPool:
         if not share:
             return self.recovers_ns + 1
         found = [self.taken[0][0] + self._interval_ns(GUARD_NS)] if self.taken else []
-        if self.limit.requests and self.limit.burst:
+        if self._has_bucket:
             found.append(self.full_ns + self._pace_ns(share) - self._bucket_ns(share))
         return min((at for at in found if at > now_ns), default=None)
 
@@ -135,14 +137,20 @@ class QuotaPool:
         interval_ns = self.limit.interval_ms * 1_000_000
         return interval_ns + min(guard_ns, interval_ns // 40)
 
+    @property
+    def _has_bucket(self) -> bool:
+        return bool(self.limit.requests) and (bool(self.limit.burst) or self.limit.interval_ms <= SPREAD_MS)
+
     def _pace_ns(self, share: int) -> int:
         """Between two requests, in the long run."""
-        return self.limit.interval_ms * 10_000 * PACE_PERCENT // self.limit.requests * FULL // share
+        percent = PACE_PERCENT if self.limit.burst else SPREAD_PERCENT
+        return self.limit.interval_ms * 10_000 * percent // self.limit.requests * FULL // share
 
     def _bucket_ns(self, share: int) -> int:
-        """As many requests at once as the bucket has, less what is kept back, at that pace."""
+        """As many requests as can go at once, at that pace: of a provider's bucket what it has, less what is kept back."""
         pace_ns, burst = self._pace_ns(FULL), self.limit.burst
-        return (burst - min(burst - 1, -(-GUARD_NS // max(pace_ns, 1)))) * self._pace_ns(share)
+        most = burst - min(burst - 1, -(-GUARD_NS // max(pace_ns, 1))) if burst else -(-self.limit.requests // 5)
+        return most * self._pace_ns(share)
 
 
 def _part(limit: int, share: int) -> int:

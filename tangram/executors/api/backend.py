@@ -22,6 +22,8 @@ from collections.abc import Mapping, Sequence
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Final
 
+import anyio
+import anyio.lowlevel
 import httpx
 from msgspec.structs import replace
 
@@ -60,7 +62,9 @@ class ApiBackend(NoPrograms, NoModels):
         self._calls: dict[ActionKey, asyncio.Task[Ended]] = {}
 
     async def begin(self) -> None:
-        """Nobody is called before there is something to ask."""
+        """Nobody is called before there is something to ask; but what the first call would have to load is loaded: it would be on
+        its way for so long that the next ones come with it."""
+        await anyio.lowlevel.checkpoint()
 
     def services(self) -> dict[str, m.Service]:
         return {name: m.Service(cost=endpoint.cost) for name, endpoint in self._endpoints.items()}
