@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from tangram import roles
-from tangram.bench.limits import made
+from tangram.demo.limits import made
 from tangram.loopback import Answer, LoopbackServer, Request
 
 

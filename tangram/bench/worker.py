@@ -8,7 +8,7 @@ import time
 import httpx
 
 from tangram import roles
-from tangram.bench.limits import Bucket
+from tangram.demo.limits import Bucket
 
 
 async def _main(url: str, rate: str, burst: str, callers: str, seconds: str) -> int:

@@ -5,21 +5,16 @@ student is real: modules with 64 MiB of weights that come and go, and what they 
 """
 
 import asyncio
-import functools
 import random
-import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from tangram import messages as m
+from tangram.demo.jobs import Trajectory
 from tangram.demo.plan import Kind
-from tangram.demo.progress import Counts, Progress
-from tangram.demo.records import Life, PolicyRun, Record
-from tangram.demo.report import Report, report
-from tangram.demo.runner import Load, Stack, together
+from tangram.demo.progress import Counts
 from tangram.demo.teachers import TEACHERS, TOKENS, name
-from tangram.errors import TangramError
-from tangram.outcomes import Outcome
 from tangram.producers.client import Client
 
 STATIC: Final = "static-service"
@@ -33,7 +28,6 @@ ITEMS: Final = (64, 192)
 PAUSE_S: Final = 0.4
 OWN_SHARE: Final = 0.8
 """Of a trajectory's batches; the others go to any teacher."""
-LIMIT_S: Final = 600.0
 TOLERANCE: Final = 1e-3
 """Between two devices, or two sizes of a batch, sums are made in another order."""
 
@@ -62,81 +56,50 @@ def draw(trajectories: int, seed: int) -> list[list[Batch]]:
 
 
 @dataclass(slots=True)
-class _Trajectory:
-    number: int
-    plan: list[Batch]
-    client: Client
-    counts: Counts
-    expected: list[list[float]]
-    """What the first policy's run said; it grows if that is this one."""
-    records: list[Record] = field(default_factory=list)
-    last_s: float = 0.0
+class _Student(Trajectory):
+    """expected: what the first policy's run said; it grows if that is this one."""
+
+    plan: list[Batch] = field(default_factory=list)
+    expected: list[list[float]] = field(default_factory=list)
 
     async def run(self) -> None:
         for step, batch in enumerate(self.plan):
             await asyncio.sleep(batch.pause_s)
-            self.counts.submitted()
+            self.submitted()
             result = await self.client.scored(batch.teacher, batch.items, units={1, 2}, parallel=0.8)
-            self.last_s = time.monotonic()
-            self.counts.finished(result.outcome)
-            right = result.ok and self._is_right(step, m.decode_scores(result.data))
-            self.records.append(
-                Record(
-                    trajectory=self.number,
-                    kind=Kind.SCORE,
-                    outcome=result.outcome,
-                    expected=Outcome.OK if right or not result.ok else Outcome.ERROR,
-                    act_s=result.act_s,
-                    queued_s=result.queued_s,
-                    startup_s=result.startup_s,
-                    run_s=result.run_s,
-                    units=result.units,
-                    detail=result.detail,
-                )
-            )
-        self.counts.trajectories_done += 1
-
-    def _is_right(self, step: int, scores: list[float]) -> bool:
-        if step >= len(self.expected):
-            self.expected.append(scores)
-        known = self.expected[step]
-        return len(known) == len(scores) == len(self.plan[step].items) and all(
-            abs(one - other) <= TOLERANCE * max(1.0, abs(other)) for one, other in zip(scores, known, strict=True)
-        )
+            scores = m.decode_scores(result.data) if result.ok else []
+            right = len(scores) == len(batch.items) and are_as_before(self.expected, step, scores)
+            self.ended(Kind.SCORE, result, right=right)
 
 
-async def compare(
-    trajectories: int, seed: int, stack: Stack, progress: Progress, *, command: str, load_of: Load | None = None
-) -> Report:
-    """The same batches under each policy, one policy after the other; what the teachers say must be the same.
+def are_as_before(expected: list[list[float]], step: int, scores: list[float]) -> bool:
+    """Whether a trajectory's scores are those of the first time, which this may be: then they are kept."""
+    if step >= len(expected):
+        expected.append(scores)
+    known = expected[step]
+    return len(known) == len(scores) and all(
+        abs(one - other) <= TOLERANCE * max(1.0, abs(other)) for one, other in zip(scores, known, strict=True)
+    )
 
-    Raises TangramError if a policy does not finish in time, and what `stack` raises.
-    """
-    plans = draw(trajectories, seed)
-    said: list[list[list[float]]] = [[] for _ in plans]
-    runs = []
-    for policy in POLICIES:
-        async with stack(policy) as url, Client(url, task=TASK) as client:
-            counts = progress.begin(policy, len(plans), BATCHES * len(plans), load_of and functools.partial(load_of, policy))
-            crowd = [_Trajectory(number, plan, client, counts, said[number]) for number, plan in enumerate(plans)]
-            started_s = time.monotonic()
-            try:
-                async with asyncio.timeout(LIMIT_S):
-                    await together([each.run() for each in crowd])
-            except TimeoutError:
-                raise TangramError(f"{policy}: not finished after {LIMIT_S:.0f} s") from None
-            finally:
-                progress.end(counts)
-            makespan_s = max(each.last_s for each in crowd) - started_s
-            owned = policy == STATIC
-            runs.append(
-                PolicyRun(
-                    policy=policy,
-                    makespan_s=makespan_s,
-                    records=tuple(record for each in crowd for record in each.records),
-                    # Pinned to services, the devices are nobody else's from beginning to end.
-                    lives=tuple(Life(trajectory=device, open_s=makespan_s) for device in range(DEVICES if owned else 0)),
-                    reserved_units=1 if owned else 0,
-                )
-            )
-    return report(runs, seed=seed, command=command, baseline=STATIC)
+
+class Distilled:
+    """The job."""
+
+    task = TASK
+
+    def __init__(self, trajectories: int, seed: int) -> None:
+        self._plans = draw(trajectories, seed)
+        self._said: list[list[list[float]]] = [[] for _ in self._plans]
+
+    @property
+    def size(self) -> int:
+        return len(self._plans)
+
+    @property
+    def actions(self) -> int:
+        return BATCHES * len(self._plans)
+
+    def crowd(self, policy: str, client: Client, counts: Counts) -> Sequence[Trajectory]:
+        return [
+            _Student(number, client, counts, plan=plan, expected=self._said[number]) for number, plan in enumerate(self._plans)
+        ]

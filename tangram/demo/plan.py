@@ -23,6 +23,7 @@ class Kind(StrEnum):
     TEST = "test"
     SUITE = "suite"
     SCORE = "score"
+    CALL = "call"
 
 
 TEST_PATH: Final = "solution_test.py"

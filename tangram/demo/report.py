@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, TypedDict
+from typing import Final, NotRequired, TypedDict
 
 from rich.console import Console
 from rich.table import Table
@@ -27,13 +27,15 @@ class PolicyFigures(TypedDict):
 
 
 class Report(TypedDict):
-    """act_ratio, step_ratio: the baseline's mean ACT and makespan by Tangram's; above 1 Tangram is better."""
+    """act_ratio, step_ratio: the baseline's mean ACT and makespan by Tangram's; above 1 Tangram is better. jobs: of several at
+    once, by task and policy, each one's own mean_act_s and makespan_s."""
 
     act_ratio: float
     step_ratio: float
     policies: dict[str, PolicyFigures]
     seed: int
     command: str
+    jobs: NotRequired[dict[str, dict[str, dict[str, float]]]]
 
 
 def overhead_share(records: Sequence[Record]) -> float:
@@ -131,3 +133,10 @@ def show(
         ratio = f"{ratios[name]:.2f}x" if name in ratios else ""
         table.add_row(name.replace("core", unit), *(text(row) for row in policies.values()), ratio, style="bold" if ratio else "")
     console.print(table)
+    for task, rows in result.get("jobs", {}).items():
+        baseline, ours = rows.values()
+        ratios_of = ", ".join(
+            f"{words} {baseline[key]:.3f} -> {ours[key]:.3f} s ({_ratio(baseline[key], ours[key]):.2f}x)"
+            for key, words in (("mean_act_s", "mean ACT"), ("makespan_s", "step"))
+        )
+        console.print(f"{task}: {ratios_of}", highlight=False)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
+from zlib import crc32
 
 import torch
 
@@ -31,21 +32,35 @@ class Teacher:
         return self.layers(bags).squeeze(1)  # type: ignore[no-any-return]
 
 
+class Judge(Teacher):
+    """Scores texts."""
+
+    def score(self, batch: list[str]) -> torch.Tensor:
+        return super().score([[crc32(word.encode()) for word in text.split()] for text in batch])
+
+
+JUDGE: Final = "judge"
+
+
 def name(number: int) -> str:
     return f"teacher-{number}"
 
 
 def __getattr__(attribute: str) -> Callable[[], Teacher]:
-    """`teacher_0` to `teacher_8`: a factory each."""
+    """`teacher_0` to `teacher_8`, and `judge`: a factory each."""
+    if attribute == JUDGE:
+        return partial(Judge, TEACHERS)
     prefix, _, number = attribute.rpartition("_")
     if prefix == "teacher" and number.isdigit() and int(number) < TEACHERS:
         return partial(Teacher, int(number))
     raise AttributeError(attribute)
 
 
-def declare(path: Path) -> None:
+def declare(path: Path, *, teachers: bool = True, judge: bool = False) -> None:
     """Writes their declaration for `tangram executor gpu --services`."""
+    named = [(name(number), f"teacher_{number}", "[1, 2]") for number in range(TEACHERS if teachers else 0)]
+    named += [(JUDGE, JUDGE, "[1]")] if judge else []
     lines = []
-    for number in range(TEACHERS):
-        lines += [f"[services.{name(number)}]", f'factory = "{__name__}:teacher_{number}"', "units = [1, 2]", ""]
+    for service, factory, units in named:
+        lines += [f"[services.{service}]", f'factory = "{__name__}:{factory}"', f"units = {units}", ""]
     path.write_text("\n".join(lines))
