@@ -78,6 +78,9 @@ OnOutput = Callable[[str, bytes], None]
 class NoModels:
     """For back ends that have none."""
 
+    async def prefetch(self, service: str, gpus: tuple[int, ...], evicts: Sequence[Resident]) -> None:
+        """There is nothing to bring."""
+
     async def score(
         self,
         key: ActionKey,
@@ -160,6 +163,9 @@ class Backend(Protocol):
         timeout_ms: int,
     ) -> Ended:
         """Scores a batch; `output.data` is a MessagePack array of numbers."""
+
+    async def prefetch(self, service: str, gpus: tuple[int, ...], evicts: Sequence[Resident]) -> None:
+        """Brings a service's weights onto GPUs that nobody uses. What fails is told, and tried again by who needs it."""
 
     async def call(self, key: ActionKey, attempt: int, nonce: bytes, payload: Call, endpoint: str, *, timeout_ms: int) -> Ended:
         """Sends a request; `output.data` is a `Response`. nonce: the action's, the same at each attempt."""

@@ -80,7 +80,13 @@ class Abandon(NamedTuple):
     replaced: bool = False
 
 
-Instruction = Begin | Kill | CloseSession | Finish | Return | Report | Answer | Leave | Abandon
+class Fetch(NamedTuple):
+    """Bring a service's weights, for an action that will come."""
+
+    item: m.Prefetch
+
+
+Instruction = Begin | Fetch | Kill | CloseSession | Finish | Return | Report | Answer | Leave | Abandon
 
 
 @dataclass(slots=True)
@@ -156,8 +162,10 @@ class ExecutorCore:
                 return [Answer(item.number)]
             case m.Dismiss():
                 return [Leave()]
+            case m.Prefetch():
+                return [Fetch(item)] if item.gpus and not self.draining else []
             case _:
-                return []  # resize, interrupt, prefetch, evict: not for a back end of this kind
+                return []  # resize, interrupt, evict: not for a back end of this kind
 
     def _start(self, number: int, start: m.Start) -> list[Instruction]:
         action = ActionKey(start.task, start.client, start.n)

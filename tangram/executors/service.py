@@ -320,6 +320,8 @@ class _Life:
                     outbox.finish(action, result, output, spent)
                 case c.Kill(attempt):
                     self._kill(attempt, self._tasks[attempt])
+                case c.Fetch(item):
+                    self._spawn(self.backend.prefetch(item.service, item.gpus, item.evicts))
                 case c.CloseSession(session):
                     self._spawn(self._close_session(session))
                 case c.Return(item) | c.Report(item):

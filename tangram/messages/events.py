@@ -272,8 +272,12 @@ class EndSession(Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True
 
 
 class Prefetch(Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Restore a copy on GPUs that nobody uses, after those that make room, for an action that will come. Not answered."""
+
     service: Name
     units: tuple[Count, ...] = ()
+    gpus: tuple[GpuId, ...] = ()
+    evicts: tuple[Resident, ...] = ()
 
 
 class Evict(Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

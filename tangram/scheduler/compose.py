@@ -7,6 +7,7 @@ from tangram import limits, subjects
 from tangram import messages as m
 from tangram.outcomes import ErrorReason, Outcome
 from tangram.scheduler.candidates import Decision
+from tangram.scheduler.cores import cores_of
 from tangram.scheduler.state import Action, ActionId, Incarnation, Phase, SessionPhase, State
 from tangram.scheduler.window import Window
 
@@ -53,6 +54,9 @@ def compose(state: State, window: Window, payload_of: Callable[[Action], bytes |
             rulings.append((decision.action.id, gone))
             continue
         add(decision.holder.id, _start(state, decision, payload), len(payload) + _ITEM_OVERHEAD_BYTES)
+    for each in window.prefetches:
+        evicts = tuple(m.Resident(service=victim.service, gpus=cores_of(victim.gpus)) for victim in each.victims)
+        add(each.holder.id, m.Prefetch(service=each.service, gpus=cores_of(each.gpus), evicts=evicts))
     for incarnation, reason in state.owed.dismissals.items():
         add(incarnation, m.Dismiss(reason=reason))
 

@@ -180,6 +180,8 @@ def _decisions(state: State, executor: str, message: m.DecisionsMade) -> None:
                 state.owed.cancels.pop((holder.id, key), None)
             case m.EndSession():
                 state.owed.ends.pop((holder.id, ActionId(item.task, item.client, item.session)), None)
+            case m.Prefetch():
+                fold_grants.prefetched(state, holder, message.number, item)
             case m.Dismiss():
                 state.owed.dismissals.pop(holder.id, None)
 

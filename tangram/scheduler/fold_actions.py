@@ -248,6 +248,8 @@ def release(state: State, grant: Grant) -> None:
         else:
             host.used[name] -= amount
             assert host.used[name] >= 0, f"{name} of {grant.host.name} given back twice"
+    if holder.fetch_evicted and grant.number >= holder.fetched_at:
+        holder.fetch_evicted = []  # whoever answers this has read those
     state.owed.cancels.pop((holder.id, grant.key), None)
     state.story.append(("released", grant.key))
     if holder.draining and holder.live and not holder.grants:

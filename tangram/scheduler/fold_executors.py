@@ -143,6 +143,8 @@ def lose(state: State, holder: Incarnation, reason: str) -> None:
             again(state, action)
         else:
             owe(state, action, Outcome.LOST, detail=reason)
+    host.gpus.copies += holder.fetch_evicted
+    holder.fetch_evicted = []
     for session in list(holder.sessions.values()):
         end_session(state, session)
 

@@ -110,6 +110,22 @@ def _take_gpus(state: State, host: Host, grant: Grant, start: m.Start) -> None:
             del state.uses[next(iter(state.uses))]
 
 
+def prefetched(state: State, holder: Incarnation, number: int, item: m.Prefetch) -> None:
+    """A copy is brought onto idle GPUs."""
+    pool = state.hosts[holder.host].gpus
+    gpus = mask_of(item.gpus)
+    if not gpus or gpus & ~holder.gpus or gpus & pool.used or item.service not in holder.services:
+        state.story.append(f"void prefetch {holder.id} {item.service}")
+        return
+    mib = weights_on_each(holder, item.service, len(item.gpus), pool.memory_mib)
+    copy = Copy(item.service, gpus, mib, holder.id, state.now_ns)
+    evicts = [(each.service, mask_of(each.gpus)) for each in item.evicts]
+    holder.fetch_evicted += pool.take(gpus, copy, evicts)
+    pool.give(gpus)
+    holder.fetched_at = number
+    state.story.append(f"prefetch {holder.id} {item.service} {gpus}")
+
+
 def _take_quota(state: State, name: str, tokens: int) -> None:
     quota = state.quotas[name]
     quota.take(tokens, state.now_ns)

@@ -74,6 +74,12 @@ class GpuRoom:
     def free(self) -> int:
         return self.host.gpus.all & ~self.used
 
+    @property
+    def idle(self) -> int:
+        """Free, and nobody waits to begin there."""
+        waited_for = sum(1 << gpu for gpu, begins_us in enumerate(self._reserved) if begins_us < NEVER_US)
+        return self.free & ~waited_for
+
     def begins(self, gpus: int, took_us: float) -> float:
         """When somebody who needs so long can begin there: at once, if it is done before whoever waits for it begins."""
         ids = ids_of(gpus)

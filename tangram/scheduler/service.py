@@ -343,7 +343,7 @@ class SchedulerService:
         if not state.queues and not state.owed:
             return []
         window = self._plan()
-        if not window.decisions and not state.owed:
+        if not window.decisions and not window.prefetches and not state.owed:
             return []
         found = await self._payloads.fetch([each.action for each in window.decisions], state.actions, ahead=True)
         outgoing = compose(state, window, lambda action: found.get(action.id))

@@ -101,7 +101,7 @@ class Services:
     def try_(self, action: Action) -> bool:
         """Starts a candidate or lets it wait. Returns whether the one behind it in its queue is to be looked at."""
         spec = action.spec
-        if len(spec.cost) == 1 and not self._any_free():
+        if len(spec.cost) == 1 and not self.any_free():
             return False
         equal = (action.queue, action.id.task, spec.kind, tuple(spec.cost.items()), spec.hint, action.avoid)
         if equal in self._stuck or (equal in self._deferred and not self._is_settling):
@@ -169,7 +169,7 @@ class Services:
         gone = {victim.service for victim in place.victims}
         return any(key.service in gone and len(queue) > 0 for key, queue in state.queues.items())
 
-    def _own(self, holder: Incarnation, task: str) -> int:
+    def own(self, holder: Incarnation, task: str) -> int:
         """The GPUs of an executor that a task may have."""
         if not self._splits:
             return holder.gpus
@@ -185,8 +185,8 @@ class Services:
 
     # --- where it could run ---
 
-    def _sizes(self, action: Action, holder: Incarnation) -> tuple[int, ...]:
-        sizes = self._fitting(action, holder, self._own(holder, action.id.task))
+    def sizes(self, action: Action, holder: Incarnation) -> tuple[int, ...]:
+        sizes = self._fitting(action, holder, self.own(holder, action.id.task))
         if self._rule is GpuRule.FIXED and sizes:
             wanted = setting(self.state, "fixed_units")
             return (min(sizes, key=lambda size: (abs(size - wanted), size)),)
@@ -198,7 +198,7 @@ class Services:
     def _plan(self) -> dict[ActionId, int]:
         if self._planned is None:
             state = self.state
-            rooms = [self._room(key) for key, host in state.hosts.items() if host.gpus.all]
+            rooms = [self.room(key) for key, host in state.hosts.items() if host.gpus.all]
             queues = [queue for key, queue in state.queues.items() if "gpu" in key.resources]
             evict = self._rule is GpuRule.PAPER
             self._planned = in_chunks(queues, rooms, self._sizes_anywhere, self._curve_of, evict=evict)
@@ -229,7 +229,7 @@ class Services:
         for holder in takers:
             if not holder.gpus or not self.found.has_room(action, holder, cost):
                 continue
-            room, sizes, gpus = self._room(holder.host), self._sizes(action, holder), self._own(holder, action.id.task)
+            room, sizes, gpus = self.room(holder.host), self.sizes(action, holder), self.own(holder, action.id.task)
             for copy in room.copies if service else ():
                 size = copy.gpus.bit_count()
                 if copy.service != service or copy.holder != holder.id or copy.gpus & ~gpus or size not in sizes:
@@ -255,9 +255,9 @@ class Services:
             found = [place for place in found if place.begins == 0] or found
         return found
 
-    def _any_free(self) -> bool:
+    def any_free(self) -> bool:
         """Whether any GPU runs nothing: if none, nobody starts, so nobody is looked at."""
-        self._has_free = self._has_free and any(self._room(key).free for key, host in self.state.hosts.items() if host.gpus.all)
+        self._has_free = self._has_free and any(self.room(key).free for key, host in self.state.hosts.items() if host.gpus.all)
         return self._has_free
 
     def _price_now(self, task: str, service: str) -> float:
@@ -267,7 +267,7 @@ class Services:
         if (task, service) not in self._prices:
             state = self.state
             own = fixed_gpus(state, task) if task else {key: host.gpus.all for key, host in state.hosts.items() if host.gpus.all}
-            rooms = [self._room(key) for key in own]
+            rooms = [self.room(key) for key in own]
             gpus = sum(map(int.bit_count, own.values()))
             free = sum((own[room.host.key] & ~room.used).bit_count() for room in rooms)
             serving = {grant.service for room in rooms for each in room.host.live for grant in each.grants.values()}
@@ -293,7 +293,7 @@ class Services:
     # --- what is decided ---
 
     def _start(self, action: Action, place: Place, cost: dict[str, Demand]) -> None:
-        room = self._room(place.holder.host)
+        room = self.room(place.holder.host)
         decision = self.found.start(action, place.holder, cost)
         size = place.gpus.bit_count()
         decision.gpus, decision.units = cores_of(place.gpus), size
@@ -313,9 +313,9 @@ class Services:
 
     def _reserve(self, action: Action, place: Place) -> None:
         patient = self.state.now_ns - action.ready_ns < setting(self.state, "patience_ms") * 1_000_000
-        self._room(place.holder.host).wait(place.gpus, place.begins if patient else 0.0, place.ends)
+        self.room(place.holder.host).wait(place.gpus, place.begins if patient else 0.0, place.ends)
 
-    def _room(self, key: HostKey) -> GpuRoom:
+    def room(self, key: HostKey) -> GpuRoom:
         room = self._rooms.get(key)
         if room is None:
             room = GpuRoom(self.state, self.state.hosts[key], oldest_first=self._rule is not GpuRule.PRICED)
@@ -330,7 +330,7 @@ class Services:
             self._pins = pinned(self.state)
         found: list[Place] = []
         for holder, gpus in self._pins.get(action.spec.service, ()):
-            room = self._room(holder.host)
+            room = self.room(holder.host)
             offer, size = holder.services[action.spec.service], gpus.bit_count()
             able = holder.key == action.key and size in legal_chunks(action.spec.cost["gpu"])
             if not able or not self.found.has_room(action, holder, cost):

@@ -19,7 +19,7 @@ BEHAVIOUR = 7
 """Version of what `step` and `plan` decide; a leader's record has it, and a log is decided as its leader's version did. It rises
 when the same log would be decided otherwise. 6: on GPUs, those whose weights are there go before those who would evict them.
 7: what was taken of a quota comes back when log time says so, and not with the next timer, and a guard later; what a lost
-executor holds of one comes back when what it ran must have ended."""
+executor holds of one comes back when what it ran must have ended; weights are fetched ahead of those that wait."""
 BEHAVIOUR_OLDEST = 5
 """The oldest that is still decided as it was."""
 
@@ -182,6 +182,10 @@ class Incarnation:
     """Those of the announced ones that no other live executor of its host had before it."""
     gpus_announced: int = 0
     services: dict[str, m.Service] = field(default_factory=dict)
+    fetched_at: int = 0
+    """Number of the last message with a prefetch of which nothing has been heard."""
+    fetch_evicted: list[Copy] = field(default_factory=list)
+    """What makes room for those. It may not have read that yet."""
 
 
 @dataclass(slots=True, eq=False)

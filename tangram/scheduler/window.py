@@ -4,12 +4,15 @@
    Those that need GPUs are placed whole at their turn (`services`).
 2. Units (`units`): on each host, by the policy's rule (`sizing`), and which of the last candidates are left for later after all.
 3. Placement: exact core ids.
+4. Weights for those that wait go onto GPUs that are idle (`prefetch`).
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from tangram.scheduler.candidates import Candidates, Decision
 from tangram.scheduler.policies import POLICIES
+from tangram.scheduler.prefetch import Prefetch, prefetches
 from tangram.scheduler.services import Services
 from tangram.scheduler.state import ActionId, State
 from tangram.scheduler.units import Units
@@ -26,6 +29,7 @@ class Window(NamedTuple):
     evicted: list[ActionId]
     """Candidates that were left for later so that the others get more, or that wait by choice."""
     fallback: bool = False
+    prefetches: Sequence[Prefetch] = ()
 
 
 def plan(state: State, policy: str | None = None) -> Window:
@@ -50,5 +54,6 @@ def consider(state: State, policy: str | None = None) -> tuple[Window, Candidate
         decisions=found.decisions,
         evicted=[action.id for action in (*units.evicted, *services.evicted)],
         fallback=policy is not None,
+        prefetches=prefetches(state, services, chosen),
     )
     return window, found

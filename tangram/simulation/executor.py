@@ -43,6 +43,8 @@ class VirtualExecutor:
         self._memory_mib = machine.gpu_memory_mib
         self._copies: dict[tuple[str, tuple[int, ...]], int] = {}
         """MiB on each of its GPUs, by service and GPUs."""
+        self._there_ns: dict[tuple[str, tuple[int, ...]], int] = {}
+        """When a copy that is fetched will be there."""
         self._clock, self._log = clock, log
         self._crowd, self._on_end = crowd, on_end
         self._k = 1
@@ -72,6 +74,8 @@ class VirtualExecutor:
         for item in message.items:
             if isinstance(item, m.Start):
                 self._begin(item)
+            elif isinstance(item, m.Prefetch):
+                self._there_ns[item.service, item.gpus] = self._clock.now_ns + self._restore(item)
             elif isinstance(item, m.EndSession):
                 self._close((item.task, item.client, item.session))
                 gone = m.SessionEnded(task=item.task, client=item.client, session=item.session, reason="closed")
@@ -83,11 +87,14 @@ class VirtualExecutor:
     def _begin(self, start: m.Start) -> None:
         action_id = ActionId(start.task, start.client, start.n)
         started_ns = self._clock.now_ns
-        startup_ns = self._restore(start) if start.gpus else 0
+        startup_ns = 0
+        if start.gpus:
+            fetched_ns = self._there_ns.pop((start.service, start.gpus), 0)
+            startup_ns = self._restore(start) or max(0, fetched_ns - started_ns)
         run_ns = self._crowd.run_ns(action_id, start.units)
         self._clock.at(started_ns + startup_ns + run_ns, lambda: self._end(action_id, start, started_ns, startup_ns))
 
-    def _restore(self, start: m.Start) -> int:
+    def _restore(self, start: m.Start | m.Prefetch) -> int:
         """Makes room, brings the weights if they are not there, and returns what that takes."""
         for each in start.evicts:
             self._copies.pop((each.service, each.gpus), None)

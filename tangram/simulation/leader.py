@@ -79,7 +79,7 @@ class Leader:
         start_ns = self._real_ns()
         window = plan(state)
         self.pass_ns.append(self._real_ns() - start_ns)
-        if not (window.decisions or state.owed):
+        if not (window.decisions or window.prefetches or state.owed):
             return
         outgoing = compose(state, window, _payload)
         self._is_writing = True

@@ -194,6 +194,9 @@ class Worker:
                 running = self.running.get(GrantKey(ActionId(item.task, item.client, item.n), item.attempt))
                 if running is not None:
                     running.cancelled = True
+            case m.Prefetch():
+                assert all(not set(r.start.gpus) & set(item.gpus) for r in self.running.values()), f"{item} onto what is used"
+                self._restore(item)
             case m.EndSession():
                 session = ActionId(item.task, item.client, item.session)
                 if session in self.sandboxes:
@@ -222,7 +225,7 @@ class Worker:
             assert not others, f"{key} started in {session} beside {others}"
         self.running[key] = Running(start, number)
 
-    def _restore(self, start: m.Start) -> bool:
+    def _restore(self, start: m.Start | m.Prefetch) -> bool:
         """Makes room, and brings the weights onto the GPUs if they are not there. Returns whether it can serve this."""
         for each in start.evicts:
             held = (each.service, each.gpus)

@@ -199,6 +199,7 @@ VALUES: Final[dict[str, msgspec.Struct]] = {
     "EndSession.full": m.EndSession(task="t", client="c", session=7, reason="idle"),
     "Prefetch.least": m.Prefetch(service="s"),
     "Prefetch.full": m.Prefetch(service="s", units=(1, 2)),
+    "Prefetch.gpus": m.Prefetch(service="s", gpus=(2, 3), evicts=(m.Resident(service="r", gpus=(2,)),)),
     "Evict.least": m.Evict(service="s"),
     "Evict.full": m.Evict(service="s", units=(1, 2)),
     "Probe.least": m.Probe(),

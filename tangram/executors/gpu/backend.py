@@ -151,6 +151,15 @@ class GpuBackend(NoPrograms, NoCalls):
         if task is not None:
             asyncio.get_running_loop().call_later(CANCEL_GRACE_S, task.cancel)
 
+    async def prefetch(self, service: str, gpus: tuple[int, ...], evicts: Sequence[m.Resident]) -> None:
+        if any((service, gpu) not in self._places for gpu in gpus):
+            return
+        try:
+            async with self._alone(gpus):
+                await self._resident(service, gpus, evicts)
+        except Failed as failed:
+            log.warning("%s was not fetched: %s", service, failed)
+
     # --- weights -----------------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
