@@ -445,3 +445,66 @@ def test_two_services_that_take_turns_on_one_gpu_both_go_on_and_swap_seldom() ->
     assert sorted(served) == ["s"] * 20 + ["t"] * 20
     swaps = sum(a != b for a, b in pairwise(served))
     assert swaps <= 10
+
+
+# --- weights ahead of those that wait ----------------------------------------------------------------------------
+
+
+def quota_world(*, places: int = 1, gpus: int = 2, memory_mib: int = 100) -> tuple[World, Worker]:
+    world = World()
+    world.lead(quotas={"api": m.Quota(concurrency=places)}, learn=0)
+    services = {name: service(2) for name in ("s", "t", "u")}
+    return world, world.join("e", key="gpu", gpus=range(gpus), gpu_memory_mib=memory_mib, services=services)
+
+
+def test_weights_come_onto_an_idle_gpu_for_one_that_waits_for_something_else() -> None:
+    world, worker = quota_world()
+    first, second = ask(world, "s", api=0), ask(world, "t", api=0)
+    (start,) = world.decide()
+    assert start.n == first.n
+    assert dict(copies(world)).keys() == {"s", "t"}
+    worker.read()
+    assert {name for name, _ in worker.resident} == {"s", "t"}
+    worker.finish(first)
+    (start,) = world.decide()
+    assert (start.n, start.predicted_us) == (second.n, SECOND_US), "nothing is restored"
+    assert world.decide() == []
+
+
+def test_what_makes_room_for_it_is_wanted_by_nobody() -> None:
+    world, worker = quota_world(gpus=2)
+    run_once(world, worker, "u")
+    world.submit(key="gpu", service="s", gpu=1, hint=lasting(9), api=0)
+    world.submit(key="gpu", service="t", gpu=1, hint=lasting(1), api=0)
+    world.decide()
+    assert dict(copies(world)).keys() == {"s", "t"}, "u makes room"
+    waits = ask(world, "u", api=0)
+    assert world.decide() == []
+    assert dict(copies(world)).keys() == {"s", "t"}, "t is waited for, and s runs"
+    assert world.phase(waits) is Phase.READY
+
+
+def test_a_prefetch_that_its_executor_never_reads_gives_back_what_it_took() -> None:
+    world, worker = quota_world()
+    run_once(world, worker, "u")
+    ask(world, "s", api=0), ask(world, "t", api=0)
+    world.decide()
+    assert "u" not in dict(copies(world))
+    world.lose(worker)
+    assert "u" in dict(copies(world)), "it may be there yet"
+    worker.die()
+    other = world.join("f", key="gpu", gpus=range(2), gpu_memory_mib=100, services=worker.services)
+    other.find_dead([worker])
+    other.send()
+    assert copies(world) == []
+
+
+def test_nothing_is_fetched_onto_a_gpu_that_somebody_waits_for() -> None:
+    world, worker = quota_world()
+    busy = ask(world, "s", seconds=1)
+    world.decide()
+    ask(world, "t", gpu=2, seconds=1)  # begins when both are free
+    ask(world, "u", seconds=5)
+    world.decide()
+    assert dict(copies(world)).keys() == {"s"}
+    assert world.phase(busy) is Phase.DECIDED

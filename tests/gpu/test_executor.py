@@ -12,8 +12,10 @@ import pytest
 pytest.importorskip("torch", reason="the gpu extra is not installed")
 
 import tangram
+from tangram import messages as m
 from tangram.local import LocalStack, ProcessFailed
 from tangram.outcomes import Outcome
+from tests.e2e.conftest import whole_log
 from tests.e2e.test_cli import tangram as command
 from tests.gpu import models
 
@@ -241,3 +243,23 @@ async def test_without_gpus_the_command_says_why_and_plays_none_by_itself(tmp_pa
     assert done.returncode == 3
     assert b"no GPUs, because" in done.stderr
     assert b"--cpu-sim" in done.stderr
+
+
+async def test_weights_come_ahead_of_an_action_that_waits_for_a_quota(tmp_path: Path) -> None:
+    gpus = ["--services", str(declared(tmp_path)), "--cpu-sim", "2", "--gpu-memory", "6MiB"]
+    async with (
+        LocalStack(tmp_path / "stack", executors=0, quotas=["one=concurrency:1"], gpu_arguments=gpus) as stack,
+        tangram.Client(stack.url, task="t") as client,
+    ):
+        first = asyncio.create_task(client.scored("wayward", ["sleep", 1.0], quotas={"one": 0}))
+        second = asyncio.create_task(client.score("large", [[1, 2]], quotas={"one": 0}))
+        assert (await first).ok
+        assert await second == pytest.approx(alone([[1, 2]], models.large), rel=1e-4)
+        sent = [
+            item
+            for record in await whole_log(stack.url)
+            if ".decisions.gpu." in record.subject
+            for item in m.decode(record.subject, record.data)[1].items  # type: ignore[union-attr]
+        ]
+        kinds = [(type(item).__name__, item.service) for item in sent]
+        assert kinds.index(("Prefetch", "large")) < kinds.index(("Start", "large"))
