@@ -5,6 +5,7 @@ objects, of tensors), lists, tuples, sets, deques and the values of dicts; not w
 storage only the range that some tensor sees is kept. Parameters come first; what a forward pass may write, last.
 """
 
+import functools
 import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -96,7 +97,9 @@ def tensors(service: str, roots: Sequence[object]) -> Iterator[tuple[str, torch.
             raise Refused(service, f"more than {OBJECTS_MAX:,} objects hang on it, so that its tensors cannot be told")
         if isinstance(value, torch.nn.Module) and hasattr(value, "_hf_hook"):
             raise Refused(service, f"{name.removeprefix('.') or 'the module'} has hooks of another offloader (_hf_hook)")
-        todo.extend((name + form.format(key), each) for form, key, each in _inside(value) if not isinstance(each, _LEAVES))
+        for form, key, each in _inside(value):
+            if not isinstance(each, _LEAVES) and not (isinstance(each, dict) and not each):  # as most hooks are
+                todo.append((name + form.format(key), each))
 
 
 def _inside(value: Any) -> Iterator[tuple[str, object, Any]]:
@@ -114,10 +117,15 @@ def _inside(value: Any) -> Iterator[tuple[str, object, Any]]:
     for key, each in list(getattr(value, "__dict__", {}).items()):
         if not (is_module and key in _OWN):
             yield ".{}", key, each
-    for kind in type(value).__mro__:
-        for member in vars(kind).values() if "__slots__" in vars(kind) else ():
-            if isinstance(member, MemberDescriptorType):
-                yield ".{}", member.__name__, getattr(value, member.__name__, None)
+    for member in _members(value.__class__):
+        yield ".{}", member, getattr(value, member, None)
+
+
+@functools.lru_cache(10_000)
+def _members(kind: type) -> list[str]:
+    """What its instances hold in slots."""
+    slotted = [vars(each) for each in kind.__mro__ if "__slots__" in vars(each)]
+    return [member.__name__ for each in slotted for member in each.values() if isinstance(member, MemberDescriptorType)]
 
 
 def layout(service: str, roots: Sequence[object]) -> Layout:
