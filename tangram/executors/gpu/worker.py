@@ -15,7 +15,7 @@ import torch
 from tangram.errors import TangramError
 from tangram.executors.gpu import frames
 from tangram.executors.gpu.device import CpuDevice, CudaDevice, Device
-from tangram.executors.gpu.errors import Broken, Evicted
+from tangram.executors.gpu.errors import Evicted, WeightsError
 from tangram.executors.gpu.ledger import DeviceFull, Ledger
 from tangram.executors.gpu.places import Failed
 from tangram.executors.gpu.weights import Weights
@@ -72,7 +72,7 @@ class _Worker:
                 answer = [False, failed.kind, str(failed)[:WORDS_LENGTH_MAX]]
             except (DeviceFull, torch.OutOfMemoryError) as error:
                 answer = [False, "memory", f"{self._plan.service}: {error}"[:WORDS_LENGTH_MAX]]
-            except (Broken, Evicted) as error:
+            except WeightsError as error:
                 answer = [False, "broken", str(error)[:WORDS_LENGTH_MAX]]
             frames.write(own, answer)
 
