@@ -66,5 +66,20 @@ def wayward() -> Wayward:
     return Wayward(5)
 
 
+def frail() -> Wayward:
+    """A signal replaces a parameter, whether it is on the device or not."""
+    model = Wayward(6)
+
+    def replace(*_: Any) -> None:
+        model.layer.weight = torch.nn.Parameter(torch.zeros(64, 64))
+
+    signal.signal(signal.SIGUSR1, replace)
+    return model
+
+
+def visible() -> Linear:
+    raise RuntimeError(f"it sees {os.environ['CUDA_VISIBLE_DEVICES']}")
+
+
 def broken() -> Linear:
     raise RuntimeError("no such checkpoint")

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import os
 import signal
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -13,6 +14,8 @@ pytest.importorskip("torch", reason="the gpu extra is not installed")
 
 import tangram
 from tangram import messages as m
+from tangram.executors.gpu.places import Failed
+from tangram.executors.gpu.workers import Nursery, Worker
 from tangram.local import LocalStack, ProcessFailed
 from tangram.outcomes import Outcome
 from tests.e2e.conftest import whole_log
@@ -126,6 +129,31 @@ async def test_weights_that_were_rebound_are_made_anew(client: tangram.Client) -
     for name in ("large", "larger", "large", "larger"):
         await client.score(name, [[1]])
     assert await client.score("wayward", [["fine"]]) == [0.0]
+
+
+async def test_a_worker_that_breaks_while_evicted_is_made_anew(tmp_path: Path) -> None:
+    nursery = Nursery("test")
+    plan = {"service": "frail", "factory": "tests.gpu.models:frail", "ledger": str(tmp_path), "capacity_bytes": 1 << 20}
+    worker = Worker(nursery, plan)
+    await worker.restore()
+    (pid,) = await worker.score([["pid"]])
+    await worker.evict()
+    os.kill(int(pid), signal.SIGUSR1)
+    with pytest.raises(Failed, match="put in the place") as caught:
+        await worker.restore()
+    assert caught.value.kind == "broken"
+    await worker.restore()
+    assert await worker.score([["pid"]]) != [pid]
+    assert has_ended(int(pid))
+    await worker.close()
+    await nursery.close()
+
+
+async def test_a_factory_sees_the_gpu_of_its_worker_alone() -> None:
+    nursery = Nursery("test")
+    with pytest.raises(Failed, match="it sees GPU-5"):
+        await Worker(nursery, {"service": "s", "factory": "tests.gpu.models:visible", "uuid": "GPU-5"}).load()
+    await nursery.close()
 
 
 async def test_a_batch_that_takes_too_long_is_ended_and_the_gpu_is_free_again(client: tangram.Client) -> None:

@@ -1,8 +1,11 @@
 """Weights that come and go: nothing of a module is lost, nothing that is gone is read, a failure leaves them cleanly evicted."""
 
 import gc
+import subprocess
+import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,12 +13,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 
 from tangram.executors.gpu.device import CpuDevice, host_budget_bytes
 from tangram.executors.gpu.errors import Broken, Busy, Evicted, Refused
 from tangram.executors.gpu.ledger import DeviceFull, Ledger
-from tangram.executors.gpu.weights import Weights, modules_of
+from tangram.executors.gpu.weights import Weights
 
 MIB = 1 << 20
 
@@ -180,6 +184,34 @@ def test_any_tensors_come_back_to_the_byte(shapes: list[tuple[torch.dtype, list[
         ledger.close()
 
 
+class Table:
+    """No module, but it has weights."""
+
+    __slots__ = ("here", "owner")
+
+    def __init__(self, owner: Any) -> None:
+        self.here, self.owner = torch.ones(4), owner
+
+
+def test_tensors_are_found_wherever_an_object_holds_them(device: CpuDevice) -> None:
+    deep: list[Any] = [torch.ones(1)]
+    for _ in range(5_000):
+        deep = [deep]
+    module = nn.Linear(4, 4)
+    scorer = SimpleNamespace(layers=[{"first": module}], tables={torch.ones(2)}, deep=deep, plain=torch.zeros(3))
+    scorer.table = module.table = Table(scorer)
+    module.weight.side = SimpleNamespace(scale=torch.ones(1))  # as quantised parameters have it
+    weights = Weights("s", [scorer], device)
+    assert {"layers[0]['first'].weight", "layers[0]['first'].weight.side.scale", "table.here", "tables[0]", "plain"} <= set(
+        weights.names
+    )
+    assert len({id(slot.tensor) for slot in weights._layout.slots}) == 7
+    with pytest.raises(Evicted):
+        scorer.table.here.sum()
+    cycle(weights)
+    assert scorer.table.here.sum() == 4
+
+
 def test_a_module_made_under_inference_mode_works(device: CpuDevice) -> None:
     x = torch.ones(1, 8)
     with torch.inference_mode():
@@ -188,6 +220,19 @@ def test_a_module_made_under_inference_mode_works(device: CpuDevice) -> None:
     cycle(Weights("s", [module], device))
     with torch.inference_mode():
         assert torch.equal(module(x), before)
+
+
+def test_writes_to_inference_tensors_are_written_back(device: CpuDevice) -> None:
+    with torch.inference_mode():
+        module = nn.Linear(8, 8)
+    weights = Weights("s", [module], device, strict=True)
+    weights.restore()
+    with torch.inference_mode():
+        module.weight.fill_(3)
+    weights.evict()
+    weights.restore()
+    with torch.inference_mode():
+        assert torch.equal(module.weight, torch.full((8, 8), 3.0))
 
 
 def test_a_restore_draws_no_random_numbers(device: CpuDevice) -> None:
@@ -250,7 +295,8 @@ def test_any_use_of_evicted_weights_raises(use: Any, device: CpuDevice) -> None:
 
 
 def test_a_lease_needs_resident_weights_and_keeps_them(device: CpuDevice) -> None:
-    weights = Weights("s", [nn.Linear(8, 8)], device)
+    module = nn.Linear(8, 8)
+    weights = Weights("s", [module], device)
     with pytest.raises(Evicted), weights.lease():
         pass
     weights.restore()
@@ -258,6 +304,9 @@ def test_a_lease_needs_resident_weights_and_keeps_them(device: CpuDevice) -> Non
         with pytest.raises(Busy), weights.lease():
             weights.evict()
         assert weights.is_resident
+        with pytest.raises(Busy):
+            weights.close()
+        module(torch.ones(1, 8))
     weights.evict()
     assert not weights.is_resident
 
@@ -304,9 +353,19 @@ def test_a_restore_without_room_leaves_them_evicted_and_works_later(device: CpuD
     assert ledger.taken_bytes == weights.size
 
 
-def test_damage_of_what_is_kept_is_found_in_strict_mode(device: CpuDevice, ledger: Ledger) -> None:
-    weights = Weights("s", [nn.Linear(8, 8)], device, strict=True)
-    weights._slab[0] += 1
+@pytest.mark.parametrize("at", [0, -512])
+def test_damage_of_what_is_kept_is_found_in_strict_mode(at: int, device: CpuDevice, ledger: Ledger) -> None:
+    """Of a parameter, and of a buffer that was written before."""
+    module = nn.BatchNorm1d(8)
+    weights = Weights("s", [module], device, strict=True)
+    weights.restore()
+    with torch.no_grad():
+        module(torch.randn(16, 8))
+        module.weight.add_(1)
+    weights.evict()
+    weights.restore()
+    weights.evict()
+    weights._slab[at] += 1
     with pytest.raises(Broken, match="not what was kept"):
         weights.restore()
     assert ledger.taken_bytes == 0
@@ -341,6 +400,15 @@ def test_what_was_rebound_or_added_is_found_and_nothing_is_restored_over_it(
         weights.restore()
 
 
+def test_what_was_replaced_while_evicted_is_found_before_it_is_used(device: CpuDevice, ledger: Ledger) -> None:
+    module = nn.Linear(8, 8)
+    weights = Weights("s", [module], device)
+    module.weight = nn.Parameter(torch.zeros(8, 8))
+    with pytest.raises(Broken, match="weight was added, or put in the place"):
+        weights.restore()
+    assert ledger.taken_bytes == 0
+
+
 def test_a_write_past_torchs_count_is_found_in_strict_mode(device: CpuDevice) -> None:
     module = nn.Linear(8, 8)
     weights = Weights("s", [module], device, strict=True)
@@ -359,6 +427,55 @@ def test_a_view_that_somebody_keeps_is_found_and_never_dangles(device: CpuDevice
     with pytest.raises(Broken, match="holds a view"):
         weights.evict()
     assert torch.equal(kept, seen)
+
+
+class Faulty(CpuDevice):
+    """Its copies and its pinning fail when told to; what it frees must be free."""
+
+    is_faulty = False
+    arena: Any = None
+    is_pinned = False
+
+    def allocate(self, size: int) -> torch.Tensor:
+        found = super().allocate(size)
+        self.arena = StorageWeakRef(found.untyped_storage())  # type: ignore[no-untyped-call]
+        return found
+
+    def free(self, size: int) -> None:
+        assert self.arena.expired()
+        super().free(size)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        if self.is_faulty:
+            raise RuntimeError("a fault")
+        super().copy(target, source)
+
+    def pin(self, slab: torch.Tensor) -> None:
+        self.is_pinned = True
+        if self.is_faulty:
+            raise MemoryError("a fault")
+
+    def unpin(self, slab: torch.Tensor) -> None:
+        self.is_pinned = False
+
+
+def test_a_fault_of_the_device_leaves_none_of_its_memory_taken(ledger: Ledger) -> None:
+    device, module = Faulty(ledger), nn.BatchNorm1d(8)
+    weights = Weights("s", [module], device)
+    device.is_faulty = True
+    with pytest.raises(RuntimeError, match="a fault"):
+        weights.restore()
+    assert ledger.taken_bytes == 0
+    device.is_faulty = False
+    weights.restore()
+    device.is_faulty = True
+    with pytest.raises(RuntimeError, match="a fault"):
+        weights.evict()
+    weights.close()
+    assert ledger.taken_bytes == 0
+    with pytest.raises(MemoryError, match="a fault"):
+        Weights("s", [nn.Linear(8, 8)], device)
+    assert not device.is_pinned
 
 
 # --- what is refused -----------------------------------------------------------------------------------------------------
@@ -390,9 +507,47 @@ def test_what_has_no_one_storage_is_refused(device: CpuDevice) -> None:
         Weights("s", [module], device)
 
 
-def test_a_factory_without_a_module_is_refused() -> None:
-    with pytest.raises(Refused, match="neither a torch module"):
-        modules_of("s", object())
+class Wrapped(torch.Tensor):
+    """As quantisers make them: it has no memory of its own."""
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> "Wrapped":
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)  # type: ignore[attr-defined, no-any-return]
+
+    @classmethod
+    def __torch_dispatch__(cls, *_: Any) -> Any:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("tensor", "words"),
+    [
+        (Wrapped(torch.ones(2)), "Wrapped"),
+        (nn.parameter.UninitializedParameter(), "Uninitialized"),
+        (torch.ones(2, dtype=torch.complex64).conj(), "lazily conjugated"),
+        (torch.ones(2, dtype=torch.complex64).conj().imag, "lazily conjugated or negated"),
+    ],
+)
+def test_tensors_whose_memory_is_not_what_they_say_are_refused(tensor: torch.Tensor, words: str, device: CpuDevice) -> None:
+    with pytest.raises(Refused, match=f"table is .*{words}"):
+        Weights("s", [SimpleNamespace(table=tensor)], device)
+
+
+def test_two_storages_of_the_same_memory_are_refused(device: CpuDevice) -> None:
+    memory = bytearray(64)
+    module = nn.Module()
+    module.one = torch.frombuffer(memory, dtype=torch.uint8)[:40]
+    module.two = torch.frombuffer(memory, dtype=torch.uint8)[40:]
+    Weights("s", [module], device).close()
+    module.one = torch.frombuffer(memory, dtype=torch.uint8)[:40]
+    module.two = torch.frombuffer(memory, dtype=torch.uint8)[39:]
+    with pytest.raises(Refused, match="one and two share memory"):
+        Weights("s", [module], device)
+
+
+def test_what_holds_no_tensor_is_refused(device: CpuDevice) -> None:
+    with pytest.raises(Refused, match="no tensor"):
+        Weights("s", [object()], device)
 
 
 # --- memory --------------------------------------------------------------------------------------------------------------
@@ -425,17 +580,48 @@ def test_memory_is_given_back_by_eviction_and_close_and_does_not_grow(tmp_path: 
     ledger.close()
 
 
-def test_the_hosts_budget_is_that_of_its_control_group(tmp_path: Path) -> None:
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc" / "meminfo").write_text("MemTotal: 1000 kB\nMemAvailable:  900 kB\n")
+PEAK = """
+import re, sys, torch
+from pathlib import Path
+from tangram.executors.gpu.device import CpuDevice
+from tangram.executors.gpu.ledger import Ledger
+from tangram.executors.gpu.weights import Weights
+
+def mib(field):
+    return int(re.search(field + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024
+
+module = torch.nn.ParameterList(torch.ones(each << 18) for each in [1] * 64 + [32] * 6)
+before = mib("VmRSS")
+Weights("s", [module], CpuDevice(Ledger(Path(sys.argv[1]), 1 << 30, "test")))
+print(mib("VmHWM") - before)
+"""
+
+
+def test_registration_takes_little_more_than_the_largest_storage_beside_the_weights(tmp_path: Path) -> None:
+    """Of 256 MiB, in pieces of 1 and 32 MiB."""
+    assert float(subprocess.check_output([sys.executable, "-c", PEAK, str(tmp_path / "device")])) < 32 + 32
+
+
+def write(folder: Path, **files: object) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name.replace("__", ".")).write_text(f"{content}\n")
+
+
+def test_the_hosts_budget_is_that_of_the_tightest_of_its_control_groups(tmp_path: Path) -> None:
+    write(tmp_path / "proc", meminfo="MemTotal: 1000 kB\nMemAvailable:  900 kB")
     assert host_budget_bytes(tmp_path) == 900 * 1024
-    group = tmp_path / "sys" / "fs" / "cgroup"
-    group.mkdir(parents=True)
-    (group / "memory.max").write_text("500000\n")
-    (group / "memory.current").write_text("400000\n")
-    assert host_budget_bytes(tmp_path) == 100_000
-    (group / "memory.max").write_text("max\n")
+    write(tmp_path / "proc" / "self", cgroup="1:cpu,memory:/job\n0::/../pod/box")
+    pod = tmp_path / "sys" / "fs" / "cgroup" / "pod"
+    write(pod / "box", memory__max="max", memory__current=1, memory__stat="inactive_file 1")
     assert host_budget_bytes(tmp_path) == 900 * 1024
+    write(pod, memory__max=500_000, memory__current=400_000, memory__stat="file 9\ninactive_file 50000")
+    assert host_budget_bytes(tmp_path) == 150_000
+    write(pod / "box", memory__max=100_000, memory__current=30_000)
+    assert host_budget_bytes(tmp_path) == 70_001
+    old = {"memory__limit_in_bytes": 60_000, "memory__usage_in_bytes": 50_000, "memory__stat": "total_inactive_file 7"}
+    write(tmp_path / "sys" / "fs" / "cgroup" / "memory" / "job", **old)
+    assert host_budget_bytes(tmp_path) == 10_007
 
 
 # --- the ledger ----------------------------------------------------------------------------------------------------------

@@ -12,6 +12,10 @@ from tangram.executors.gpu.ledger import DeviceFull, Ledger
 PIN_BYTES: Final = 16 * 1024**3
 """Registered with the driver in pieces: one of hundreds of GiB fails on some machines."""
 
+SEGMENT_BYTES: Final = 2 << 20
+SEGMENT_BYTES_MIN: Final = 10 << 20
+"""From there on torch's allocator takes as much as it is asked for, in whole SEGMENT_BYTES; smaller ones share segments."""
+
 
 class Device(Protocol):
     name: str
@@ -71,8 +75,7 @@ class CpuDevice:
 
 
 class CudaDevice:
-    """A GPU, by its number among those that are visible. Weights lie in a memory pool of their own, so that no activation lands
-    between them."""
+    """A GPU, by its number among those that are visible."""
 
     def __init__(self, index: int = 0) -> None:
         self.name = f"cuda:{index}"
@@ -80,12 +83,13 @@ class CudaDevice:
         self._device = torch.device(self.name)
         torch.cuda.set_device(self._device)  # pinning belongs to the context of the current one
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        self._pool = torch.cuda.MemPool()
 
     def allocate(self, size: int) -> torch.Tensor:
+        # What no cache has is taken from the driver in a segment of its own; whole pages of it, so that no activation fits beside
+        # and keeps it. (A memory pool would keep it too: emptying the cache passes over pools that are alive.)
+        whole = max(-(-size // SEGMENT_BYTES) * SEGMENT_BYTES, SEGMENT_BYTES_MIN)
         try:
-            with torch.cuda.use_mem_pool(self._pool, self._device):
-                return torch.empty(size, dtype=torch.uint8, device=self._device)
+            return torch.empty(whole, dtype=torch.uint8, device=self._device)[:size]
         except torch.OutOfMemoryError:
             self._release_cached()
             raise DeviceFull(size, self.free_bytes()) from None
@@ -132,25 +136,42 @@ def trim_host() -> None:
 
 def host_slab(size: int) -> tuple[mmap.mmap, torch.Tensor]:
     """Exactly so many bytes of host memory (pinned allocations of torch are rounded up to a power of two). The mapping can be
-    closed when no tensor of it is left."""
-    slab = mmap.mmap(-1, max(size, 1))
+    closed when no tensor of it is left. Raises MemoryError."""
+    try:
+        slab = mmap.mmap(-1, max(size, 1))
+    except OSError as error:
+        raise MemoryError(f"{size:,} bytes of host memory: {error.strerror}") from None
     return slab, torch.frombuffer(slab, dtype=torch.uint8)[:size]
 
 
 def host_budget_bytes(root: Path = Path("/")) -> int:
-    """What this process may still take of the host's memory: what is available, within its control group's limit."""
+    """What this process may still take of the host's memory: what is available, within the limits of its control group and of
+    those around it. Raises OSError."""
     available = 0
     for line in (root / "proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             available = int(line.split()[1]) * 1024
-    for limit, usage in (
-        ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory.current"),
-        ("sys/fs/cgroup/memory/memory.limit_in_bytes", "sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        try:
-            most, used = (root / limit).read_text().strip(), int((root / usage).read_text())
-        except OSError:
+    try:
+        groups = (root / "proc/self/cgroup").read_text().splitlines()
+    except FileNotFoundError:  # a kernel without control groups
+        return available
+    for line in groups:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            folder, limit, usage, cache = root / "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"
+        elif "memory" in controllers.split(","):
+            folder = root / "sys/fs/cgroup/memory"
+            limit, usage, cache = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+        else:
             continue
-        if most.isdigit():
-            available = min(available, max(0, int(most) - used))
+        # ".." is above what is mounted here; and a container's path may be the host's, of which it sees the end only as its root
+        for name in ("", *(name for name in path.split("/") if name and name != "..")):
+            folder /= name
+            try:
+                most, used = (folder / limit).read_text().strip(), int((folder / usage).read_text())
+                statistics = dict(each.split() for each in (folder / "memory.stat").read_text().splitlines())
+            except OSError:
+                continue
+            if most.isdigit():
+                available = min(available, max(0, int(most) - used + int(statistics.get(cache, 0))))
     return available

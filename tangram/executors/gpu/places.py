@@ -6,7 +6,7 @@ from typing import Any, Protocol
 class Failed(Exception):
     """What was asked for did not happen. kind: "memory" (the device has no room), "died" (its process is gone; it comes back),
     "load" (the service cannot be made), "score" (its code raised), "answer" (not as many finite numbers as items), or "broken"
-    (its weights are not what they were)."""
+    (its weights are not what they were; it is made anew)."""
 
     def __init__(self, kind: str, words: str) -> None:
         self.kind = kind

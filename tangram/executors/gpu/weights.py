@@ -4,15 +4,16 @@
     [ parameters ........ | what may be written ]  ->  [ parameters ........ | what may be written ]
                                                    <-    only the tail, and parameters that were written in place
 
-Every tensor of the modules is a view of the arena, with the offsets, strides and ties that it had. While evicted it is of a type
-that raises Evicted at any use, so that nothing is read that is not there. Whoever wants to be sure that the weights stay takes a
-lease.
+Every tensor that was found (`layout`) is a view of the arena, with the offsets, strides and ties that it had. While evicted it
+is of a type that raises Evicted at any use, so that nothing is read that is not there. Whoever wants to be sure that the weights
+stay takes a lease.
 """
 
 import contextlib
 import functools
 import threading
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -20,12 +21,15 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from tangram.executors.gpu.device import Device, host_budget_bytes, host_slab, trim_host
-from tangram.executors.gpu.errors import Broken, Busy, Evicted, Refused
-from tangram.executors.gpu.layout import layout, tensors
+from tangram.executors.gpu.errors import Broken, Busy, Evicted
+from tangram.executors.gpu.layout import Slot, layout, tensors
 
 HOST_RESERVE: Final = 0.05
 """Of what the host has available, left to others."""
+STEP_BYTES: Final = 64 << 20
+"""Copied between two looks at the host's memory."""
 _CHUNK: Final = 1 << 20
+_WORD: Final = (1 << 64) - 1
 
 
 class Moved(NamedTuple):
@@ -37,13 +41,13 @@ class Moved(NamedTuple):
 
 
 class Weights:
-    """Takes modules over; they begin evicted. strict: at each restore and eviction a sum of the parameters is compared, which
-    finds writes that torch does not count, and costs one reading of them.
+    """Takes over what hangs on some objects; it begins evicted. strict: at each restore and eviction a sum of all of it is
+    compared, which finds writes that torch does not count, and costs one reading of it.
 
-    Raises Refused, and MemoryError if the host has no room for them.
+    Raises Refused, and MemoryError if the host has no room; after that the objects are of no use.
     """
 
-    def __init__(self, service: str, roots: Sequence[torch.nn.Module], device: Device, *, strict: bool = False) -> None:
+    def __init__(self, service: str, roots: Sequence[object], device: Device, *, strict: bool = False) -> None:
         self.service, self.strict = service, strict
         self._roots, self._device = list(roots), device
         self._lock = threading.RLock()
@@ -52,22 +56,32 @@ class Weights:
         self._why = ""
         """Why they cannot be trusted any more."""
         self._layout = layout(service, roots)
-        budget = int(host_budget_bytes() * (1 - HOST_RESERVE))
-        if self._layout.size > budget:
-            raise MemoryError(f"{service}: {self._layout.size:,} bytes of weights, and the host has {budget:,} to give")
         self._mapping, self._slab = host_slab(self._layout.size)
-        with torch.no_grad():
-            for part in self._layout.parts:
-                size = part.high - part.low
-                seen = torch.empty(0, dtype=torch.uint8, device=part.storage.device)
-                seen.set_(part.storage, part.low, (size,), (1,))
-                self._slab[part.at : part.at + size].copy_(seen)
-            self._bury()
+        try:
+            self._take()
+            device.pin(self._slab)
+        except BaseException:
+            self.close()
+            raise
+        self._sum = self._checksum(self._slab, 0, self.size) if strict else 0
+
+    def _take(self) -> None:
+        """Storage by storage: each goes as soon as it is copied, unless somebody else has it, so that nothing is there twice."""
+        unseen = STEP_BYTES
         for part in self._layout.parts:
-            part.storage = None  # type: ignore[assignment]  # it goes as soon as nobody else has it
+            size = part.high - part.low
+            unseen += size
+            if unseen > STEP_BYTES:
+                unseen = size
+                trim_host()
+                budget = int(host_budget_bytes() * (1 - HOST_RESERVE))
+                if max(size, STEP_BYTES) > budget:
+                    left = self.size - part.at
+                    raise MemoryError(f"{self.service}: {left:,} bytes of weights are left to keep, and the host has {budget:,}")
+            self._slab[part.at : part.at + size].copy_(_bytes(part.storage, part.low, size))
+            self._bury([slot for slot, _ in part.slots])
+            part.storage = None  # type: ignore[assignment]
         trim_host()
-        device.pin(self._slab)
-        self._sum = self._checksum(self._slab) if strict else 0
 
     # --- what a worker calls -----------------------------------------------------------------------------------
 
@@ -85,21 +99,25 @@ class Weights:
         return [name for slot in self._layout.slots for name in slot.names]
 
     def restore(self) -> Moved:
-        """Brings them onto the device, if they are not there. Raises DeviceFull and Broken: then they are evicted as before."""
+        """Brings them onto the device, if they are not there. Raises DeviceFull, and Broken if something was rebound or damaged:
+        then they are evicted as before."""
         with self._lock:
             begin_s = time.perf_counter()
             self._check()
             if self._arena is not None:
                 return Moved(0, time.perf_counter() - begin_s)
+            if why := self._audit():
+                self._break(why)
             size = self.size
             arena = self._device.allocate(size)
             try:
                 self._device.copy(arena, self._slab)
-                if self.strict and self._checksum(arena) != self._sum:
+                if self.strict and self._checksum(arena, 0, size) != self._sum:
                     self._break("what is on the device is not what was kept")
                 self._raise(arena)
-            except BaseException:
-                self._bury()
+            except BaseException as error:
+                traceback.clear_frames(error.__traceback__)  # they would keep the arena
+                self._bury(self._layout.slots)
                 del arena
                 self._device.free(size)
                 raise
@@ -119,10 +137,10 @@ class Weights:
             why = self._audit()
             written = 0 if why else self._write_back()
             size, arena = self.size, self._arena
-            if not why and self.strict and self._checksum(arena) != self._sum:
+            if not why and self.strict and self._checksum(arena, 0, size) != self._sum:
                 why = "parameters were written past torch's count of writes"
             watch: Any = StorageWeakRef(arena.untyped_storage())  # type: ignore[no-untyped-call]
-            self._bury()
+            self._bury(self._layout.slots)
             self._arena = None
             torch.clear_autocast_cache()
             del arena
@@ -148,10 +166,12 @@ class Weights:
                 self._leases -= 1
 
     def close(self) -> None:
-        """Gives all memory back; the modules are of no use then. Idempotent."""
+        """Gives all memory back; the objects are of no use then. Idempotent. Raises Busy under a lease."""
         with self._lock:
+            if self._leases:
+                raise Busy(self.service, f"{self._leases} lease(s) are held")
             if self._arena is not None:
-                self._bury()
+                self._bury(self._layout.slots)
                 self._arena = None
                 self._device.free(self.size)
             if not self._mapping.closed:
@@ -182,8 +202,8 @@ class Weights:
                 slot.tensor.data = view
             slot.version = 0 if slot.is_inference else slot.tensor._version
 
-    def _bury(self) -> None:
-        for slot in self._layout.slots:
+    def _bury(self, slots: Sequence[Slot]) -> None:
+        for slot in slots:
             _revive(slot.tensor)
             with torch.inference_mode(slot.is_inference), torch.no_grad():
                 slot.tensor.data = torch.empty(0, dtype=slot.dtype, device=slot.tensor.device)
@@ -191,16 +211,15 @@ class Weights:
 
     def _audit(self) -> str:
         """What is not as it was registered, or ""."""
-        assert self._arena is not None
-        mine = self._arena.untyped_storage()._cdata
+        mine = self._arena.untyped_storage()._cdata if self._arena is not None else None
         known = {id(slot.tensor): slot for slot in self._layout.slots}
         found: set[int] = set()
-        for name, tensor, _ in tensors(self.service, self._roots):
+        for name, tensor in tensors(self.service, self._roots):
             slot = known.get(id(tensor))
             if slot is None:
                 return f"{name} was added, or put in the place of what was registered"
             found.add(id(tensor))
-            if (
+            if mine is not None and (
                 tensor.untyped_storage()._cdata != mine
                 or tensor.storage_offset() * slot.dtype.itemsize != slot.at
                 or tuple(tensor.shape) != slot.shape
@@ -216,23 +235,29 @@ class Weights:
         assert self._arena is not None
         ranges = [(self._layout.mutable_at, self.size)] if self._layout.mutable_at < self.size else []
         for part in self._layout.parts:
-            if not part.is_mutable and any(not s.is_inference and s.tensor._version != s.version for s, _ in part.slots):
-                ranges.append((part.at, part.at + part.high - part.low))
+            if not part.is_mutable and any(slot.tensor._version != slot.version for slot, _ in part.slots):
+                ranges.append((part.at, part.end))
         for low, high in ranges:
+            before = self._checksum(self._slab, low, high) if self.strict else 0
             self._device.copy(self._slab[low:high], self._arena[low:high])
-        if self.strict and len(ranges) > (self._layout.mutable_at < self.size):
-            self._sum = self._checksum(self._slab)
+            if self.strict:
+                self._sum = (self._sum - before + self._checksum(self._arena, low, high)) & _WORD
         return sum(high - low for low, high in ranges)
 
-    def _checksum(self, memory: torch.Tensor) -> int:
-        """Of the parameters, by place."""
-        words = memory[: self._layout.mutable_at].view(torch.int64)
+    def _checksum(self, memory: torch.Tensor, low: int, high: int) -> int:
+        """Of a range of words, by their places: those of ranges add up."""
+        words = memory[low:high].view(torch.int64)
         total = 0
         for at in range(0, words.numel(), _CHUNK):
             part = words[at : at + _CHUNK]
-            places = torch.arange(at, at + part.numel(), device=part.device, dtype=torch.int64) * 2 + 1
-            total = (total + int((part * places).sum())) & 0xFFFFFFFFFFFFFFFF
+            places = torch.arange(at, at + part.numel(), device=part.device, dtype=torch.int64) * 2 + (low // 4 + 1)
+            total = (total + int((part * places).sum())) & _WORD
         return total
+
+
+def _bytes(storage: torch.UntypedStorage, low: int, size: int) -> torch.Tensor:
+    with torch.no_grad():
+        return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, low, (size,), (1,))
 
 
 class _Gone:
@@ -254,13 +279,3 @@ def _revive(tensor: torch.Tensor) -> None:
     alive = getattr(type(tensor), "_alive", None)
     if alive is not None:
         tensor.__class__ = alive
-
-
-def modules_of(service: str, scorer: object) -> list[torch.nn.Module]:
-    """What a factory's result is made of: itself, or the modules that it has as attributes. Raises Refused."""
-    if isinstance(scorer, torch.nn.Module):
-        return [scorer]
-    found = [value for value in getattr(scorer, "__dict__", {}).values() if isinstance(value, torch.nn.Module)]
-    if not found:
-        raise Refused(service, "its factory returned neither a torch module nor an object with one as an attribute")
-    return found

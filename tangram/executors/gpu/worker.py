@@ -15,16 +15,16 @@ import torch
 from tangram.errors import TangramError
 from tangram.executors.gpu import frames
 from tangram.executors.gpu.device import CpuDevice, CudaDevice, Device
-from tangram.executors.gpu.errors import Broken, Evicted
+from tangram.executors.gpu.errors import Evicted, WeightsError
 from tangram.executors.gpu.ledger import DeviceFull, Ledger
 from tangram.executors.gpu.places import Failed
-from tangram.executors.gpu.weights import Weights, modules_of
+from tangram.executors.gpu.weights import Weights
 
 WORDS_LENGTH_MAX: Final = 2_000
 
 
 class Scorer(Protocol):
-    """What a factory returns."""
+    """What a factory returns. Its weights are the tensors that hang on it (`layout`); what `score` makes must not stay there."""
 
     def score(self, batch: list[Any]) -> Any:
         """As many numbers as items; a tensor or an array of them will do."""
@@ -44,7 +44,10 @@ class Plan(msgspec.Struct, kw_only=True):
 
 def serve(plan: dict[str, Any], own: socket.socket) -> None:
     """Until the other side closes its end."""
-    _Worker(msgspec.convert(plan, Plan)).serve(own)
+    found = msgspec.convert(plan, Plan)
+    if found.uuid:
+        os.environ["CUDA_VISIBLE_DEVICES"] = found.uuid  # before the factory's code, with which CUDA may begin
+    _Worker(found).serve(own)
 
 
 class _Worker:
@@ -69,7 +72,7 @@ class _Worker:
                 answer = [False, failed.kind, str(failed)[:WORDS_LENGTH_MAX]]
             except (DeviceFull, torch.OutOfMemoryError) as error:
                 answer = [False, "memory", f"{self._plan.service}: {error}"[:WORDS_LENGTH_MAX]]
-            except (Broken, Evicted) as error:
+            except WeightsError as error:
                 answer = [False, "broken", str(error)[:WORDS_LENGTH_MAX]]
             frames.write(own, answer)
 
@@ -86,7 +89,7 @@ class _Worker:
             raise Failed("load", f"factory {plan.factory}: what it returned has no score(batch)")
         self._scorer = made
         try:
-            self._weights = Weights(plan.service, modules_of(plan.service, made), self._device(), strict=plan.strict)
+            self._weights = Weights(plan.service, [made], self._device(), strict=plan.strict)
         except (TangramError, MemoryError) as error:
             raise Failed("load", f"factory {plan.factory}: {error}") from error
         return self._weights.size
@@ -95,7 +98,6 @@ class _Worker:
         plan = self._plan
         if plan.ledger:
             return CpuDevice(Ledger(Path(plan.ledger), plan.capacity_bytes, f"{plan.service}-{os.getpid()}"))
-        os.environ["CUDA_VISIBLE_DEVICES"] = plan.uuid  # CUDA begins behind this
         return CudaDevice()
 
     def _restore(self, _: Any) -> list[float]:

@@ -139,8 +139,8 @@ class Worker:
             raise
         if answer[0]:
             return answer[1]
-        if answer[1] == "load":
-            await self._buried()
+        if answer[1] in ("load", "broken"):
+            await self._buried()  # what it has made is of no use
         raise Failed(answer[1], answer[2])
 
     async def _buried(self) -> None:
