@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ LIMIT_S: Final = 600.0
 
 
 @dataclass(slots=True)
-class Trajectory:
+class Trajectory(ABC):
     """One of a job's, under one policy. last_s: when its last action ended."""
 
     number: int
@@ -53,9 +54,9 @@ class Trajectory:
             )
         )
 
+    @abstractmethod
     async def run(self) -> None:
         """To its end."""
-        raise NotImplementedError
 
 
 class Job(Protocol):
