@@ -15,7 +15,9 @@ _PAYLOAD_OF: Final = {
 }
 GPU_CHUNKS: Final = (1, 2, 4, 8)
 """GPUs are given in aligned groups of these sizes, as they are linked."""
-HOST_RESOURCES: Final = ("cpu", "gpu", "memory")
+CALLS: Final = "calls"
+"""What an api executor's host has of so many at a time; each call takes one."""
+HOST_RESOURCES: Final = ("cpu", "gpu", "memory", CALLS)
 """What a host has: no quota can have one of these names."""
 _NEEDS_SESSION: Final = frozenset({"session.close", "file.write", "file.read"})
 

@@ -127,13 +127,14 @@ async def _run_gpu(given: argparse.Namespace) -> int:
 
 async def _run_api(given: argparse.Namespace) -> int:
     from tangram.executors.api import declared
+    from tangram.rules import CALLS
 
     endpoints = declared.load(given.endpoints)
     try:
         from tangram.executors.api.backend import ApiBackend
     except ImportError as error:
         raise ConfigError(f"an executor of kind api needs the extra tangram[api]: {error}") from None
-    config = _config(given, key="api", capacity={declared.CALLS: given.calls})
+    config = _config(given, key="api", capacity={CALLS: given.calls})
     return await _serve(given, config, lambda _: ApiBackend(endpoints))
 
 

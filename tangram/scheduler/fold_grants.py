@@ -178,7 +178,7 @@ def completed(state: State, holder: Incarnation | None, action_id: ActionId, res
         else:
             for name in grant.quotas:
                 if name in spent:
-                    state.quotas[name].correct(grant.started_ns, grant.amounts[name], spent[name])
+                    state.quotas[name].correct(grant.started_ns, grant.amounts[name], spent[name], state.now_ns)
             release(state, grant)
     if action is not None and accepted:
         if grant is not None:

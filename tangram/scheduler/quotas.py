@@ -73,8 +73,10 @@ class QuotaPool:
         self.in_use -= 1
         assert self.in_use >= 0, "a place given back twice"
 
-    def correct(self, taken_ns: int, tokens: int, really: int) -> None:
-        """What was taken then as `tokens` was more, or less."""
+    def correct(self, taken_ns: int, tokens: int, really: int, now_ns: int) -> None:
+        """What was taken then as `tokens` was more, or less; nothing if its interval is over."""
+        if not self.limit.tokens or taken_ns + self._interval_ns(GUARD_NS) <= now_ns:
+            return
         at = bisect_left(self.taken, (taken_ns, 0))
         while at < len(self.taken) and self.taken[at][0] == taken_ns:
             if self.taken[at][1] == tokens:
@@ -82,6 +84,9 @@ class QuotaPool:
                 self.out += really - tokens
                 return
             at += 1
+        if not tokens:  # of which no note was made
+            self.taken.insert(at, (taken_ns, really))
+            self.out += really
 
     def refill(self, now_ns: int, guard_ns: int = 0) -> int | None:
         """Takes back what is due by the interval of now, which may have changed. Returns when the next is due; None if none is

@@ -450,6 +450,18 @@ def test_tokens_are_corrected_by_what_the_answer_says() -> None:
     assert world.state.quotas["api"].out == 1
 
 
+def test_what_was_declared_as_nothing_is_counted_when_it_is_told() -> None:
+    world, worker = limited(TOKENS)
+    first, second = world.submit(api=0), world.submit(api=0)
+    world.decide()
+    worker.finish(first, spent={"api": 7})
+    worker.finish(second, spent={"api": 2})
+    assert world.state.quotas["api"].out == 9
+    invariants.check(world)
+    world.pass_time(5.1)
+    assert world.state.quotas["api"].out == 0
+
+
 def test_a_correction_that_comes_after_the_interval_changes_nothing() -> None:
     world, worker = limited(TOKENS)
     action = world.submit(api=8)

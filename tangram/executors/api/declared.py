@@ -16,10 +16,8 @@ from msgspec import Meta, Struct
 from tangram import limits
 from tangram.errors import ConfigError
 from tangram.messages.fields import Amount, Name
-from tangram.rules import HOST_RESOURCES
+from tangram.rules import CALLS, HOST_RESOURCES
 
-CALLS: Final = "calls"
-"""What an executor has of so many at a time; each call takes one."""
 PLACEHOLDER: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]{0,63})\}")
 _SECRET: Final = re.compile(r"\$\{(env|file):([^}]*)\}")
 _IDEMPOTENT: Final = frozenset({"GET", "HEAD", "PUT", "DELETE"})
@@ -84,7 +82,7 @@ class Endpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 return f"{field}: {wrong!r} is no name of a header"
         if wrong := next((name for name, value in self.headers.items() if not value.isprintable() or not value.isascii()), ""):
             return f"headers.{wrong}: must be printable ASCII"
-        if wrong := next((name for name in (*self.takes, *self.spent) if name in (*HOST_RESOURCES, CALLS)), ""):
+        if wrong := next((name for name in (*self.takes, *self.spent) if name in HOST_RESOURCES), ""):
             return f"takes.{wrong}: is no quota"
         if wrong := next((name for name in self.spent if name not in self.takes), ""):
             return f"spent.{wrong}: must be one of what it takes"
