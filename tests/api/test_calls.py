@@ -6,6 +6,7 @@ import time
 from email.utils import formatdate
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import tangram
@@ -142,6 +143,7 @@ async def test_redirects_stay_at_the_host(client: tangram.Client, provider: Prov
         ("search", {"q": "x"}, {}, "arguments.index"),
         ("search", {"q": "x", "index": ".."}, {}, ". or .."),
         ("search", {"q": {"a": 1}, "index": "i"}, {}, "arguments.q"),
+        ("post", {"x": msgspec.msgpack.Ext(1, b"")}, {}, "arguments: cannot be JSON"),
         ("search", {"q": "x", "index": "i"}, {"body": "b"}, "body: a GET has none"),
         ("unheard", {}, {}, "no executor serves unheard"),
     ],

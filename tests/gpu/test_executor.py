@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 pytest.importorskip("torch", reason="the gpu extra is not installed")
 
@@ -21,6 +22,8 @@ from tangram.outcomes import Outcome
 from tests.e2e.conftest import whole_log
 from tests.e2e.test_cli import tangram as command
 from tests.gpu import models
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SERVICES = {
     "one": ("one", "[1, 2]"),
@@ -40,15 +43,19 @@ def declared(folder: Path, names: Sequence[str] = tuple(SERVICES)) -> Path:
     return path
 
 
-@pytest.fixture
-async def stack(tmp_path: Path) -> AsyncIterator[LocalStack]:
+def started(folder: Path, quotas: Sequence[str] = ()) -> LocalStack:
     """Two devices, each with room for one large model."""
-    gpus = ["--services", str(declared(tmp_path)), "--cpu-sim", "2", "--gpu-memory", "6MiB"]
-    async with LocalStack(tmp_path / "stack", executors=0, gpu_arguments=gpus) as found:
+    gpus = ["--services", str(declared(folder)), "--cpu-sim", "2", "--gpu-memory", "6MiB"]
+    return LocalStack(folder / "stack", executors=0, quotas=quotas, gpu_arguments=gpus)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalStack]:
+    async with started(tmp_path_factory.mktemp("gpu")) as found:
         yield found
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def client(stack: LocalStack) -> AsyncIterator[tangram.Client]:
     async with tangram.Client(stack.url, task="t") as found:
         yield found
@@ -195,8 +202,8 @@ async def test_a_bad_request_names_its_field(batch: Any, options: dict[str, Any]
     assert caught.value.field == field
 
 
-async def test_an_executor_that_is_killed_leaves_no_worker_and_safe_batches_go_on(stack: LocalStack, tmp_path: Path) -> None:
-    async with tangram.Client(stack.url, task="t") as client:
+async def test_an_executor_that_is_killed_leaves_no_worker_and_safe_batches_go_on(tmp_path: Path) -> None:
+    async with started(tmp_path) as stack, tangram.Client(stack.url, task="t") as client:
         (pid,) = await client.score("wayward", [["pid"]])
         waiting = asyncio.create_task(client.score("wayward", [["sleep", 1]]))
         await client.score("one", [[1]])
@@ -274,11 +281,7 @@ async def test_without_gpus_the_command_says_why_and_plays_none_by_itself(tmp_pa
 
 
 async def test_weights_come_ahead_of_an_action_that_waits_for_a_quota(tmp_path: Path) -> None:
-    gpus = ["--services", str(declared(tmp_path)), "--cpu-sim", "2", "--gpu-memory", "6MiB"]
-    async with (
-        LocalStack(tmp_path / "stack", executors=0, quotas=["one=concurrency:1"], gpu_arguments=gpus) as stack,
-        tangram.Client(stack.url, task="t") as client,
-    ):
+    async with started(tmp_path, ["one=concurrency:1"]) as stack, tangram.Client(stack.url, task="t") as client:
         first = asyncio.create_task(client.scored("wayward", ["sleep", 1.0], quotas={"one": 0}))
         second = asyncio.create_task(client.score("large", [[1, 2]], quotas={"one": 0}))
         assert (await first).ok

@@ -21,6 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Final
+from urllib.parse import quote
 
 import anyio
 import anyio.lowlevel
@@ -144,8 +145,8 @@ class ApiBackend(NoPrograms, NoModels):
         body = b"".join(chunks)
         taken = spent(endpoint.spent, response.headers, body) if endpoint.spent else {}
         for secret in endpoint.secrets:  # an endpoint that shows what it was sent would tell it to whoever asked
-            if len(secret) >= _SECRET_LENGTH_MIN:
-                body = body.replace(secret.encode(), _HIDDEN.encode())
+            for shown in {secret, quote(secret, safe="")} if len(secret) >= _SECRET_LENGTH_MIN else ():
+                body = body.replace(shown.encode(), _HIDDEN.encode())
         content_type = response.headers.get("content-type", "")[: limits.DETAIL_LENGTH_MAX]
         answer = m.Response(status=status, content_type=content_type, body=body)
         outcome, detail = Outcome.OK, ""

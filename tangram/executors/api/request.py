@@ -44,7 +44,10 @@ def prepare(endpoint: Endpoint, call: Call, key: str) -> Prepared:
     headers = dict(endpoint.headers)
     body = call.body
     if endpoint.has_json_body and not body and not call.content_type:
-        body = msgspec.json.encode(left)
+        try:
+            body = msgspec.json.encode(left)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise BadCall(f"arguments: cannot be JSON: {error}") from None
         headers.setdefault("content-type", "application/json")
     else:
         if body and not endpoint.has_json_body:
