@@ -1,7 +1,6 @@
 """Jobs of the demo, one or several at once, under one policy after the other."""
 
 import asyncio
-import functools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -13,7 +12,7 @@ from tangram.demo.plan import Kind
 from tangram.demo.progress import Counts, Progress
 from tangram.demo.records import Life, PolicyRun, Record
 from tangram.demo.report import Report, figures, report
-from tangram.demo.runner import Load, Stack, together
+from tangram.demo.runner import Stack, together
 from tangram.errors import TangramError
 from tangram.outcomes import Outcome
 from tangram.producers.client import Client
@@ -83,7 +82,6 @@ async def compare(
     seed: int,
     command: str,
     reserved: int = 0,
-    load_of: Load | None = None,
 ) -> Report:
     """The same actions under each policy, one policy after the other; the first is the baseline. reserved: GPUs that are nobody
     else's under it, from beginning to end.
@@ -95,12 +93,7 @@ async def compare(
     for policy in policies:
         async with AsyncExitStack() as opened:
             url = await opened.enter_async_context(stack(policy))
-            counts = progress.begin(
-                policy,
-                sum(job.size for job in jobs),
-                sum(job.actions for job in jobs),
-                load_of and functools.partial(load_of, policy),
-            )
+            counts = progress.begin(policy, sum(job.size for job in jobs), sum(job.actions for job in jobs))
             crowds = {}
             for job in jobs:
                 client = await opened.enter_async_context(Client(url, task=job.task))
