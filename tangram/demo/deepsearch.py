@@ -24,7 +24,6 @@ from tangram.local import RoleProcess
 from tangram.producers.client import Client
 
 PER_WORKER: Final = "per-worker"
-POLICIES: Final = (PER_WORKER, "tangram")
 TASK: Final = "deepsearch"
 ENDPOINT: Final = "search"
 RATE, BURST = 16, 8

@@ -18,7 +18,6 @@ from tangram.demo.teachers import TEACHERS, TOKENS, name
 from tangram.producers.client import Client
 
 STATIC: Final = "static-service"
-POLICIES: Final = (STATIC, "tangram")
 TASK: Final = "mopd"
 DEVICES: Final = 2
 DEVICE_MIB: Final = 200

@@ -39,6 +39,8 @@ from tangram.outcomes import ErrorReason, Outcome
 
 REDIRECTS_MAX: Final = 5
 CONNECT_S: Final = 10.0
+KEPT_S: Final = 2.0
+"""Idle connections: less than servers do, so that none is closed under a request that must not be sent twice."""
 _HIDDEN: Final = "[secret]"
 _SECRET_LENGTH_MIN: Final = 6
 """What is shorter is in many an answer by chance."""
@@ -55,7 +57,7 @@ class ApiBackend(NoPrograms, NoModels):
         self._endpoints = dict(endpoints)
         self._http = httpx.AsyncClient(
             timeout=httpx.Timeout(None, connect=CONNECT_S),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=100),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=KEPT_S),
             trust_env=False,  # no proxy and no password that happens to stand in the environment
             # What an answer sets for one task must not be sent for another.
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
