@@ -40,6 +40,18 @@ def handle(given: argparse.Namespace) -> int:
     return roles.run_loop(_run(given))
 
 
+def _check_files(given: argparse.Namespace) -> None:
+    """What is wrong with them is said here, not in an executor's log. Raises ConfigError."""
+    if given.endpoints is not None:
+        from tangram.executors.api import declared as endpoints
+
+        endpoints.load(given.endpoints)
+    if given.services is not None:
+        from tangram.executors.gpu import declared as services
+
+        services.load(given.services)
+
+
 async def _run(given: argparse.Namespace) -> int:
     from tangram.cli.models import read_file
     from tangram.config import home
@@ -51,6 +63,7 @@ async def _run(given: argparse.Namespace) -> int:
     except OSError as error:
         raise ConfigError(f"--data {folder}: {error.strerror}") from None
     common.quotas(given.quota)
+    _check_files(given)
     if given.seed_models is not None:
         read_file(given.seed_models)  # what is wrong with it is said here, not in a log
     stack = LocalStack(

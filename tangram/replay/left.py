@@ -9,6 +9,7 @@ from tangram.replay.reasons import short
 from tangram.replay.told import amount, count, ranges
 from tangram.scheduler.candidates import Candidates, Decision, Room
 from tangram.scheduler.policies import charge
+from tangram.scheduler.quotas import FULL
 from tangram.scheduler.state import Action, ActionId, HostKey, Incarnation, Phase, State
 from tangram.scheduler.window import Window
 
@@ -99,8 +100,13 @@ def _quotas(state: State, cost: dict[str, m.Demand]) -> str:
         limit = pool.limit
         if limit.concurrency:
             words.append(f"quota {name}: {pool.in_use} of {limit.concurrency} places taken")
+        if limit.requests:
+            made = f"{limit.burst} at once" if limit.burst else f"{len(pool.taken)} made"
+            words.append(f"quota {name}: {limit.requests} requests in {limit.interval_ms / 1e3:g} s, {made}")
         if limit.tokens:
             words.append(f"quota {name}: needs {demand.low} tokens, {limit.tokens - pool.out} of {limit.tokens} left")
+        if (share := pool.share_at(state.now_ns)) < FULL:
+            words.append(f"quota {name}: {share / FULL:.0%} of that, since it was refused")
     return ", ".join(words)
 
 
@@ -137,6 +143,6 @@ def _first_waiting(state: State, window: Window, action: Action, rooms: dict[Hos
 
 def _named(decision: Decision) -> str:
     start = decision.gpus or decision.cores
-    return f"{decision.action.id}: {count(len(start), 'GPU' if decision.gpus else 'core')}" + (
-        f" {ranges(start)}" if start else ""
-    )
+    if not start:
+        return str(decision.action.id)
+    return f"{decision.action.id}: {count(len(start), 'GPU' if decision.gpus else 'core')} {ranges(start)}"

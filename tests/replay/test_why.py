@@ -112,7 +112,7 @@ def test_what_is_free_is_named_and_who_was_before_it() -> None:
     (passed,) = left(story_of(world, narrow))
     assert passed.reason == "short"
     assert "cores: needs 2, 1 of 2 free on b, and no more on 1 other host" in passed.text
-    assert f"1 started ({tiny}: 0 cores)" in passed.text
+    assert f"1 started ({tiny})" in passed.text
     assert f"1 before it wait ({wide})" in passed.text
 
 
@@ -271,3 +271,18 @@ def test_what_it_cannot_tell_it_says(file: str, arguments: str, code: int, says:
     done = asked(*arguments.split(), "--file", file)
     assert (done.returncode, "Traceback" in done.stderr) == (code, False)
     assert says in done.stderr
+
+
+def test_what_a_quota_of_requests_lacks_is_said() -> None:
+    for quota, words in (
+        (m.Quota(requests=1, interval_ms=9_000), "quota q: 1 requests in 9 s, 1 made"),
+        (m.Quota(requests=1, interval_ms=9_000, burst=1), "quota q: 1 requests in 9 s, 1 at once"),
+    ):
+        world = World()
+        world.lead(quotas={"q": quota})
+        world.join("api-0", key="api", nodes=[])
+        for number in (1, 2):
+            waits = submit(world, number, low=0, key="api", cost={"q": m.Demand(low=0)})
+            started(world)
+        (passed,) = left(story_of(world, waits))
+        assert (passed.reason, words in passed.text) == ("quota", True)

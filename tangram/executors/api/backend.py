@@ -130,6 +130,13 @@ class ApiBackend(NoPrograms, NoModels):
 
     async def _answered(self, endpoint: Endpoint, response: httpx.Response) -> Ended:
         status = response.status_code
+        chunks: list[bytes] = []
+        size = 0
+        async for chunk in response.aiter_bytes():  # of a refusal, too: the connection is of use after that
+            size += len(chunk)
+            if size > endpoint.response_bytes:
+                break
+            chunks.append(chunk)
         if is_refusal(status, response.headers):
             after_ms = retry_after_ms(response.headers, endpoint.retry_after_s, time.time())
             return Ended(outcome=Outcome.ERROR, not_begun=True, retry_after_ms=after_ms, detail=f"HTTP {status}")
@@ -137,13 +144,8 @@ class ApiBackend(NoPrograms, NoModels):
             if endpoint.is_idempotent:
                 return Ended(outcome=Outcome.ERROR, failed=True, detail=f"HTTP {status}")
             return error(ErrorReason.UPSTREAM, f"HTTP {status}")
-        chunks: list[bytes] = []
-        size = 0
-        async for chunk in response.aiter_bytes():
-            size += len(chunk)
-            if size > endpoint.response_bytes:
-                return Ended(outcome=Outcome.OUTPUT_LIMIT, detail=f"the answer is longer than {endpoint.response_bytes} bytes")
-            chunks.append(chunk)
+        if size > endpoint.response_bytes:
+            return Ended(outcome=Outcome.OUTPUT_LIMIT, detail=f"the answer is longer than {endpoint.response_bytes} bytes")
         body = b"".join(chunks)
         taken = spent(endpoint.spent, response.headers, body) if endpoint.spent else {}
         for secret in endpoint.secrets:  # an endpoint that shows what it was sent would tell it to whoever asked
