@@ -284,5 +284,7 @@ def test_what_a_quota_of_requests_lacks_is_said() -> None:
         for number in (1, 2):
             waits = submit(world, number, low=0, key="api", cost={"q": m.Demand(low=0)})
             started(world)
+        submit(world, 3, low=0, key="api")  # so that the next window has something to say
+        started(world)
         (passed,) = left(story_of(world, waits))
         assert (passed.reason, words in passed.text) == ("quota", True)
