@@ -3,8 +3,12 @@
     tangram up --endpoints endpoints.toml --quota search=requests:10/1,burst:5 \\
         --services services.toml --cpu-sim 1 --gpu-memory 1GiB
 
-with an endpoint `search` (docs/api.md) and a service `judge` (docs/gpu.md). However many of these run, and on however many
-executors, the provider never sees more than ten requests a second.
+    # endpoints.toml                                    # services.toml: on PYTHONPATH, tensors included
+    [endpoints.search]                                  [services.judge]
+    url = "https://search.example/v1?q={q}"             factory = "my_package.judges:make"
+    takes = { search = 1 }
+
+However many of these run, and on however many executors, the provider never sees more than ten requests a second.
 """
 
 import asyncio

@@ -27,7 +27,7 @@ def add_to(commands: "Commands") -> None:
         "changes",
         nargs="*",
         metavar="NAME=RULES",
-        help=f"{common.QUOTA_RULES}; NAME=none takes it away. Without any, they are shown",
+        help=f"{common.QUOTA_RULES}; NAME=none: no limit. Without any, they are shown",
     )
     command.add_argument("--json", action="store_true")
     command.set_defaults(handler=handle)
@@ -87,6 +87,7 @@ def summary(state: "State") -> dict[str, dict[str, Any]]:
             "tokens": pool.limit.tokens,
             "interval_s": pool.limit.interval_ms / 1e3,
             "in_use": pool.in_use,
+            "requests_out": len(pool.taken),
             "tokens_out": pool.out,
             "share": pool.share_at(state.now_ns) / 1e6,
         }
@@ -97,16 +98,16 @@ def summary(state: "State") -> dict[str, dict[str, Any]]:
 def text_of(found: dict[str, dict[str, Any]]) -> str:
     lines = []
     for name, each in found.items():
-        rules = []
-        if each["concurrency"]:
-            rules.append(f"{each['in_use']} of {each['concurrency']} at a time")
-        else:
-            rules.append(f"{each['in_use']} at a time")
-        if each["requests"]:
-            burst = f", {each['burst']} at once" if each["burst"] else ""
-            rules.append(f"{each['requests']} requests in {each['interval_s']:g} s{burst}")
+        interval = f"in {each['interval_s']:g} s"
+        rules = [f"{each['in_use']} of {each['concurrency']} at a time" if each["concurrency"] else f"{each['in_use']} in use"]
+        if each["burst"]:
+            rules.append(f"{each['requests']} requests {interval}, from a bucket of {each['burst']}")
+        elif each["requests"]:
+            rules.append(f"{each['requests_out']} of {each['requests']} requests {interval}")
         if each["tokens"]:
-            rules.append(f"{each['tokens_out']} of {each['tokens']} tokens in {each['interval_s']:g} s")
+            rules.append(f"{each['tokens_out']} of {each['tokens']} tokens {interval}")
+        if not each["concurrency"] and not each["requests"] and not each["tokens"]:
+            rules.append("no limit")
         if each["share"] < 1:
             rules.append(f"{each['share']:.0%} of that, since it was refused")
         lines.append(f"{name}: {'; '.join(rules)}")

@@ -45,7 +45,14 @@ def _check_files(given: argparse.Namespace) -> None:
     if given.endpoints is not None:
         from tangram.executors.api import declared as endpoints
 
-        endpoints.load(given.endpoints)
+        declared = {text.partition("=")[0] for text in given.quota}
+        for name, endpoint in endpoints.load(given.endpoints).items():
+            missing = [each for each in endpoint.takes if declared and each not in declared]
+            if missing:
+                print(
+                    f"tangram: endpoint {name} takes {', '.join(missing)}: without a --quota its calls are rejected",
+                    file=sys.stderr,
+                )
     if given.services is not None:
         from tangram.executors.gpu import declared as services
 

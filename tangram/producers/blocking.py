@@ -93,6 +93,14 @@ class BlockingClient:
         """See `Client.score`."""
         return self._wait(self._connected.score(service, batch, **options))
 
+    def scored(self, service: str, batch: Sequence[object], **options: Unpack[ScoreOptions]) -> Result:
+        """See `Client.scored`."""
+        return self._wait(self._connected.scored(service, batch, **options))
+
+    def called(self, endpoint: str, arguments: Mapping[str, object] | None = None, **options: Unpack[CallOptions]) -> Result:
+        """See `Client.called`."""
+        return self._wait(self._connected.called(endpoint, arguments, **options))
+
     def call(self, endpoint: str, arguments: Mapping[str, object] | None = None, **options: Unpack[CallOptions]) -> Any:
         """See `Client.call`."""
         return self._wait(self._connected.call(endpoint, arguments, **options))

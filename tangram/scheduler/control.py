@@ -10,12 +10,12 @@ class CannotChange(ValueError):
 
 
 def settings_for(state: State, control: m.Control) -> m.Settings:
-    """What the leader has to store for a request. Raises CannotChange."""
-    unlimited = [name for name, pool in state.quotas.items() if pool.limit == m.Quota(interval_ms=pool.limit.interval_ms)]
-    if unknown := [name for name in control.without if name not in state.quotas or name in unlimited]:
+    """What the leader has to store for a request. A limit that is taken away leaves the name, so that what takes of it still
+    runs. Raises CannotChange."""
+    if unknown := [name for name in control.without if name not in state.quotas]:
         raise CannotChange(f"there is no quota {', '.join(unknown)}")
-    left = {name: pool.limit for name, pool in state.quotas.items() if name not in (*control.without, *unlimited)}
-    quotas = left | control.quotas
+    quotas = {name: pool.limit for name, pool in state.quotas.items()}
+    quotas |= {**control.quotas, **dict.fromkeys(control.without, m.Quota())}
     if len(quotas) > limits.QUOTAS_MAX:
         raise CannotChange(f"there can be {limits.QUOTAS_MAX} quotas")
     return m.Settings(epoch=state.epoch, quotas=quotas)

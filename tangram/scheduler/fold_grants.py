@@ -275,7 +275,7 @@ def returned(state: State, holder: Incarnation, item: m.Returned) -> None:
         if retry_after_ms:
             owe(state, action, Outcome.REJECTED, RejectReason.OVER_LIMIT, why, retry_after_ms=retry_after_ms)
         else:
-            owe(state, action, Outcome.ERROR, ErrorReason.INTERNAL, why)
+            owe(state, action, Outcome.ERROR, ErrorReason.UPSTREAM if action.key == "api" else ErrorReason.INTERNAL, why)
     else:
         action.attempt += item.failed
         again(state, action, retry_after_ms)

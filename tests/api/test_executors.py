@@ -90,12 +90,14 @@ async def test_a_limit_changes_at_once(stack: LocalStack, provider: Provider) ->
         assert provider.most["/single"] == 3
         assert (await command("quota", "one=none", url=stack.url)).returncode == 0
         await provider.count("/single", 6)
-        again = await command("quota", "one=none", url=stack.url)
-        assert (again.returncode, b"no quota one" in again.stderr) == (2, True)
-        shown = await command("quota", url=stack.url)
+        unknown = await command("quota", "nobody=none", url=stack.url)
+        assert (unknown.returncode, b"no quota nobody" in unknown.stderr) == (2, True)
+        shown = await command("quota", "one=none", url=stack.url)
         assert b"calm: 0 of 4 at a time" in shown.stdout
+        assert b"one: 6 in use; no limit" in shown.stdout
         provider.gate.set()
         await asyncio.gather(*calls)
+        assert (await client.called("single")).ok, "what takes of it still runs"
 
 
 @ASYNC

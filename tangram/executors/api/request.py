@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
-from urllib.parse import quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urlencode, urlsplit, urlunsplit
 
 import msgspec
 
@@ -39,7 +39,7 @@ def prepare(endpoint: Endpoint, call: Call, key: str) -> Prepared:
 
     scheme, netloc, path, query, _ = urlsplit(endpoint.url)
     path, query = fill(path, is_path=True), fill(query, is_path=False)
-    if any(segment in (".", "..") for segment in path.split("/")):
+    if any(segment in (".", "..") for segment in unquote(path).split("/")):
         raise BadCall("arguments: must not make a . or .. in the URL's path")
     headers = dict(endpoint.headers)
     body = call.body
