@@ -46,7 +46,7 @@ def engine_at(url: str, kind: str, **options: Any) -> Engine:
             seen[0] = int(httpx.get(f"{url}/_free").json())
         return seen[0]
 
-    options = {"patience_s": 1.0, "observe_s": 1.0, "free_bytes": free, **options}
+    options = {"patience_s": 3.0, "observe_s": 1.0, "free_bytes": free, **options}
     return Engine("judge", url, KINDS[kind]("m"), WEIGHTS, options.pop("free_bytes"), **options)
 
 
@@ -123,7 +123,7 @@ async def test_what_was_done_without_an_answer_is_seen_and_not_asked_again(engin
 
 
 async def test_a_server_that_hangs_is_unknown_until_it_can_be_seen(start: Start) -> None:
-    engine = engine_at(start("vllm"), "vllm", patience_s=0.3, observe_s=0.3)
+    engine = engine_at(start("vllm"), "vllm", patience_s=3.0, observe_s=0.3)
     await engine.load()
     await fault(engine, "hangs")
     with pytest.raises(Failed):
@@ -197,7 +197,7 @@ async def test_a_server_that_does_not_answer_is_named() -> None:
 
 
 async def test_without_a_device_to_look_at_silence_is_no_success(start: Start) -> None:
-    engine = engine_at(start("sglang"), "sglang", free_bytes=None, patience_s=0.3, observe_s=0.3)
+    engine = engine_at(start("sglang"), "sglang", free_bytes=None, patience_s=3.0, observe_s=0.3)
     await engine.load()
     await fault(engine, "hangs")
     with pytest.raises(Failed):
